@@ -1,0 +1,183 @@
+"""Tables a person reads, and the house way to write a quantity. The text is rounded and deterministic: nbval
+compares it."""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+NOTHING = "-"
+_QUANTITY = re.compile(r"[-+~<>≤≥±]*\s?\d[\d,.]*(e[-+]?\d+)?x?( ?[%A-Za-z][%A-Za-z/]*)?")
+
+
+def decimal(value: float | None) -> str:
+    """Three significant digits, more only before the point: 0.0812, 3.36, 66.2, 4,812. NaN and None are '-'."""
+    if value is None or math.isnan(value):
+        return NOTHING
+    if math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    if value == 0:
+        return "0"
+    exponent = int(f"{value:.2e}".split("e")[1])
+    if exponent < -4:
+        return f"{value:.2e}"
+    return f"{value:,.{max(0, 2 - exponent)}f}"
+
+
+def seconds(value: float | None) -> str:
+    """A time given in seconds: '0.812 us', '336 us', '1.21 ms', '2.50 s'. The unit is chosen after rounding."""
+    return _scaled(value, (("us", 1e-6), ("ms", 1e-3), ("s", 1.0)))
+
+
+def bytes_(value: float | None) -> str:
+    """An amount of memory: exact below 1 MB ('71,680 B'), then decimal: '33.6 MB', '4.83 GB', '1.20 TB'."""
+    if value is not None and abs(value) < 1e6:
+        return f"{value:,.0f} B"
+    return _scaled(value, (("MB", 1e6), ("GB", 1e9), ("TB", 1e12)))
+
+
+def bytes_per_second(value: float | None) -> str:
+    """A memory rate, always in decimal GB/s, so that rows compare: '4,812 GB/s'."""
+    return NOTHING if value is None else _with_unit(decimal(value / 1e9), "GB/s")
+
+
+def flops_per_second(value: float | None) -> str:
+    """An arithmetic rate, always in TFLOP/s, so that rows compare: '44.3 TFLOP/s'."""
+    return NOTHING if value is None else _with_unit(decimal(value / 1e12), "TFLOP/s")
+
+
+def intensity(value: float | None) -> str:
+    """Work per byte moved: '14.0 FLOP/B'."""
+    return NOTHING if value is None else _with_unit(decimal(value), "FLOP/B")
+
+
+def percent(fraction: float | None) -> str:
+    """A fraction as a percentage with one decimal: 0.6618 -> '66.2 %'."""
+    return NOTHING if fraction is None or math.isnan(fraction) else f"{100 * fraction:.1f} %"
+
+
+def ratio(value: float | None) -> str:
+    """A quotient, as of two times: '1.84x', '12.3x'."""
+    return NOTHING if value is None or math.isnan(value) else f"{decimal(value)}x"
+
+
+def _with_unit(number: str, unit: str) -> str:
+    return number if number == NOTHING else f"{number} {unit}"
+
+
+def _scaled(value: float | None, units: Sequence[tuple[str, float]]) -> str:
+    """`value` in the largest of `units` (name, size; ascending) in which it rounds to at least one."""
+    if value is None or math.isnan(value):
+        return NOTHING
+    fitting = [(name, size) for name, size in units if float(f"{abs(value) / size:.2e}") >= 1]
+    name, size = fitting[-1] if fitting else units[0]
+    return f"{decimal(value / size)} {name}"
+
+
+def cell(value: object) -> str:
+    """One table cell as text: strings as they are, whole numbers exact, other numbers by `decimal`, None as '-'."""
+    if value is None:
+        return NOTHING
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if hasattr(value, "__index__"):
+        return f"{value.__index__():,}"
+    if hasattr(value, "__float__"):
+        return decimal(float(value))
+    return str(value)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under named columns, with the origin of their numbers.
+
+    title:   what the table shows, in words that stand alone
+    columns: a heading each; names a unit where the cells do not
+    rows:    one sequence a row, as long as `columns`; cells are text or numbers, see `cell`
+    origin:  where the numbers come from, shown below: `str(Origin)` or `origins.join(...)`
+    notes:   what a reader must know besides, one line each
+
+    A column whose cells are all quantities is aligned to the right. Raises ValueError for a row of another length.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    origin: str = ""
+    notes: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(f'"{self.title}": {len(row)} cells {row!r} under {len(self.columns)} columns')
+
+    def __str__(self) -> str:
+        cells = self._cells()
+        right = _right_aligned(cells, len(self.columns))
+        lines = [list(self.columns), *cells]
+        widths = [max(len(line[k]) for line in lines) for k in range(len(self.columns))]
+        text = [_padded(line, widths, right) for line in lines]
+        rule = "  ".join("-" * width for width in widths)
+        return "\n".join([self.title, text[0], rule, *text[1:], *self._below()])
+
+    def markdown(self) -> str:
+        """The table for a README: GitHub's pipes, the title in bold, origin and notes below."""
+        cells = self._cells()
+        right = _right_aligned(cells, len(self.columns))
+        head = [[_piped(name) for name in self.columns], ["---:" if is_right else ":---" for is_right in right]]
+        lines = ["| " + " | ".join(line) + " |" for line in head + [[_piped(text) for text in row] for row in cells]]
+        below = [f"*{line}*  " for line in self._below()]
+        return "\n".join([f"**{self.title}**", "", *lines, *([""] if below else []), *below]).rstrip()
+
+    def html(self) -> str:
+        """The table as HTML with inline styles only: JupyterLab strips `<style>`, scripts and SVG of notebooks it does
+        not trust, and every freshly cloned notebook is one."""
+        cells = self._cells()
+        right = _right_aligned(cells, len(self.columns))
+        head = _html_row("th", list(self.columns), right, "border-bottom:1px solid #808080;font-weight:bold;")
+        body = "".join(_html_row("td", row, right, "") for row in cells)
+        below = "".join(f'<div style="font-size:85%;opacity:0.75">{html.escape(line)}</div>' for line in self._below())
+        return (
+            '<div style="margin:4px 0px">'
+            f'<div style="font-weight:bold;margin-bottom:4px">{html.escape(self.title)}</div>'
+            f'<table style="border-collapse:collapse;margin:0px"><thead>{head}</thead><tbody>{body}</tbody></table>'
+            f"{below}</div>"
+        )
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        return {"text/plain": str(self), "text/html": self.html()}
+
+    def _cells(self) -> list[list[str]]:
+        return [[cell(value) for value in row] for row in self.rows]
+
+    def _below(self) -> list[str]:
+        return ([f"origin: {self.origin}"] if self.origin else []) + [f"note: {note}" for note in self.notes]
+
+
+def _right_aligned(cells: Sequence[Sequence[str]], columns: int) -> list[bool]:
+    """Which columns hold quantities only; a blank or '-' says nothing either way, and a column of them is text."""
+    said = [[row[k].strip() for row in cells if row[k].strip() not in ("", NOTHING)] for k in range(columns)]
+    return [bool(texts) and all(_QUANTITY.fullmatch(text) for text in texts) for texts in said]
+
+
+def _padded(line: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
+    parts = [t.rjust(w) if r else t.ljust(w) for t, w, r in zip(line, widths, right, strict=True)]
+    return "  ".join(parts).rstrip()
+
+
+def _piped(text: str) -> str:
+    """`text` inside a Markdown table cell: a pipe or a line end would break the row."""
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _html_row(tag: str, texts: Sequence[str], right: Sequence[bool], style: str) -> str:
+    sides = ["right" if is_right else "left" for is_right in right]
+    return "<tr>" + "".join(
+        f'<{tag} style="{style}text-align:{side};padding:2px 10px;white-space:nowrap">{html.escape(text)}</{tag}>'
+        for text, side in zip(texts, sides, strict=True)
+    ) + "</tr>"

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import matplotlib
+import pytest
+
+from perflab import figures
+from perflab.figures import Picture
+
+
+def draw():
+    figure, axes = figures.frame("Twice as fast", "NVIDIA H200", "measured (H200, 2026-11-29)")
+    axes.plot([1, 2, 4], [3, 5, 9], figures.marker(0), color=figures.color(0), label="naive")
+    axes.set_xlabel("FLOP/B")
+    axes.set_ylabel("TFLOP/s")
+    axes.legend()
+    return figure
+
+
+@pytest.fixture
+def picture():
+    return Picture("Twice as fast\n  naive 9.00 TFLOP/s", draw)
+
+
+def test_the_same_figure_gives_the_same_bytes(picture):
+    assert picture.png() == picture.png() == figures.png_bytes(picture.figure())
+
+
+def test_the_reader_s_own_style_changes_nothing(picture):
+    before = picture.png()
+    with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "black", "lines.linewidth": 9}):
+        assert picture.png() == before
+        assert matplotlib.rcParams["font.size"] == 30, "the house style leaks into the reader's own figures"
+
+
+def test_png_holds_no_date_and_no_version(picture):
+    png = picture.png()
+    assert png.startswith(b"\x89PNG")
+    for words in (b"tEXt", b"tIME", b"atplotlib"):
+        assert words not in png
+
+
+def test_the_bundle_is_the_text_and_the_png(picture):
+    bundle = picture._repr_mimebundle_()
+    assert bundle == {"text/plain": str(picture), "image/png": picture.png()}
+    assert picture.markdown() == f"```text\n{picture.text}\n```"
+
+
+def test_a_frame_says_title_device_and_origin(picture):
+    figure = picture.figure()
+    assert figure.get_suptitle() == "Twice as fast"
+    assert figure.axes[0].get_title(loc="left") == "NVIDIA H200"
+    assert figure.get_supxlabel() == "origin: measured (H200, 2026-11-29)"
+
+
+def test_a_long_origin_wraps_inside_the_picture():
+    def long():
+        return figures.frame("t", "d", "measured (NVIDIA H200, 2026-11-29) + " * 8)[0]
+
+    figure = Picture("t", long).figure()
+    figures.png_bytes(figure)
+    box = figure._supxlabel.get_window_extent()
+    assert "\n" in figure.get_supxlabel()
+    assert box.x0 >= 0 and box.x1 <= figure.bbox.x1 and box.y0 >= 0
+
+
+def test_panels_come_as_an_array():
+    figure, axes = figures.frame("t", "NVIDIA H200", columns=2, rows=2)
+    assert axes.shape == (2, 2)
+    assert figure.axes[0].get_title(loc="left") == "NVIDIA H200" or figure.axes[0].get_title() == "NVIDIA H200"
+
+
+def test_colours_and_markers_start_over():
+    assert figures.color(0) == figures.color(len(figures.PALETTE))
+    assert len(set(figures.PALETTE)) == len(figures.PALETTE) == len(set(figures.MARKERS))
+
+
+def test_drawing_never_loads_pyplot_and_importing_never_loads_matplotlib():
+    code = (
+        "import sys; from perflab import figures; assert 'matplotlib' not in sys.modules;"
+        "figures.Picture('t', lambda: figures.frame('t')[0]).png(); assert 'matplotlib.pyplot' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
