@@ -1,0 +1,114 @@
+"""The study's own facts: trees, masks, reference, work, launches, inputs to the last bit."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from perflab.gpus import gpu
+from perflab.studies import NotApplicable, load_study
+
+ROOT = Path(__file__).parent.parent
+STUDY = load_study(ROOT / "kernels" / "verify_attention")
+MODULE = __import__("sys").modules[type(STUDY.shapes[0]).__module__]
+Shape = STUDY.shape
+CHECKSUMS = json.loads((ROOT / "data" / "references" / "verify_attention.json").read_text())
+
+
+@pytest.mark.parametrize("tree", sorted(MODULE.TREES))
+@pytest.mark.parametrize("nodes", [1, 2, 9, 33, 65])
+def test_masks_are_ancestors_or_self(tree, nodes):
+    parents = MODULE.TREES[tree](nodes, 1)
+    want = np.zeros((nodes, nodes), np.uint8)
+    for node in range(nodes):  # walk to the root, the other way round from the study's recurrence
+        walker = node
+        want[node, walker] = 1
+        while walker:
+            assert parents[walker] < walker
+            walker = parents[walker]
+            want[node, walker] = 1
+    assert np.array_equal(MODULE.visibility(parents), want)
+
+
+def test_only_a_chain_fills_the_triangle():
+    full = np.tril(np.ones((9, 9), np.uint8))
+    filled = {tree: np.array_equal(MODULE.visibility(make(9, 0)), full) for tree, make in MODULE.TREES.items()}
+    assert filled == {"chain": True, "star": False, "binary": False, "random": False}
+
+
+def test_each_request_has_its_own_tree():
+    first, second = MODULE.masks(Shape(batch=2, q_len=33))
+    assert not np.array_equal(first, second)
+
+
+def test_reference_against_scalar_loops():
+    shape = Shape(batch=2, q_len=3, heads=2, prefix=4, tree="star")
+    given = STUDY.make_inputs(shape)
+    want = STUDY.reference(shape, given)
+    for b in range(2):
+        for i in range(3):
+            for h in range(2):
+                seen = [j for j in range(shape.keys) if j < 4 or given["visible"][b, i, j - 4]]
+                keys = given["kv"][b, seen].astype(np.float64)
+                weight = np.exp(keys @ given["q"][b, i, h].astype(np.float64) * MODULE.SCALE)
+                assert np.allclose(want["out"][b, i, h], weight @ keys[:, :512] / weight.sum(), rtol=1e-12)
+                assert np.isclose(want["lse"][b, i, h], np.log(weight.sum()), rtol=1e-12)
+
+
+def test_reference_rows_do_not_depend_on_their_chunk():
+    shape = Shape(q_len=5, heads=64, prefix=3)  # 320 rows: two chunks
+    given = STUDY.make_inputs(shape)
+    small = Shape(q_len=5, heads=1, prefix=3)
+    one = STUDY.reference(small, {**given, "q": given["q"][:, :, 63:]})
+    assert np.allclose(STUDY.reference(shape, given)["out"][:, :, 63:], one["out"], rtol=1e-12)
+
+
+def test_work_of_the_write_ups_shape():
+    """research: 20.55 GFLOP and 40.28 MB at H=64, q_len=9, 16k, float32; there, too, the mask is negligible."""
+    work = STUDY.work(Shape())
+    assert work.flops == 2 * 576 * 16393 * 1088
+    assert work.bytes == pytest.approx(40.28e6, rel=1e-3)
+
+
+def test_naive_asks_15_times_what_head_tile_asks():
+    naive, head_tile = (STUDY.version(name).asked_bytes(Shape()) for name in ("naive", "head_tile"))
+    assert naive / head_tile == pytest.approx(15.1, abs=0.05)
+    assert naive == pytest.approx(41.1e9, rel=0.01)
+
+
+@pytest.mark.parametrize(("name", "fits"), [("H200 SXM", 57_504), ("RTX PRO 6000", 24_736)])
+def test_naive_says_how_many_keys_fit(name, fits):
+    version = STUDY.version("naive")
+    launch, = version.launches(Shape(prefix=fits - 9), gpu(name))
+    assert launch.grid == (64, 9, 1) and launch.dynamic_shared == fits * 4
+    with pytest.raises(NotApplicable, match=f"at most {fits:,} keys"):
+        version.launches(Shape(prefix=fits - 8), gpu(name))
+
+
+def test_static_shared_memory_is_what_the_compiler_says():
+    assert MODULE.NAIVE.resources("sm_90").static_shared_bytes == MODULE.NAIVE_STATIC
+    assert MODULE.HEAD_TILE.resources("sm_90").static_shared_bytes == 0
+
+
+def test_head_tile_launches_72_blocks_of_about_70_kb():
+    launch, = STUDY.version("head_tile").launches(Shape(), gpu("H200"))
+    assert np.prod(launch.grid) == 72 and launch.dynamic_shared == 72_288
+    assert STUDY.version("head_tile").launches(Shape(heads=9), gpu("H200"))[0].grid == (2, 9, 1)
+
+
+@pytest.mark.parametrize("bad", [{"tree": "oak"}, {"heads": 0}, {"prefix": -1}, {"page": 16}])
+def test_impossible_shapes_are_refused(bad):
+    with pytest.raises(NotApplicable):
+        Shape(**bad)
+
+
+@pytest.mark.parametrize("label", sorted(CHECKSUMS))
+def test_inputs_are_the_recorded_ones_to_the_last_bit(label):
+    arrays = STUDY.make_inputs(STUDY.bundles[label])
+    assert {name: hashlib.sha256(a.tobytes()).hexdigest() for name, a in arrays.items()} == CHECKSUMS[label]
+
+
+def test_every_bundle_has_its_checksums():
+    assert set(CHECKSUMS) == set(STUDY.bundles)
