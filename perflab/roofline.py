@@ -1,0 +1,334 @@
+"""How far a kernel is from the limit of the machine: roofs, points, which roof binds, and the picture of them.
+
+A point takes at least flops / (compute roof) and at least bytes / (memory roof of its level); the longer of the two times
+binds. A point above its roof is impossible, so it is answered with likely causes, not with a number alone.
+Williams, Waterman, Patterson: Roofline, CACM 52(4), 2009.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from perflab import tables
+from perflab.errors import PerflabError, unknown
+from perflab.gpus import PEAK_COLUMNS, Gpu
+from perflab.gpus import gpu as find_gpu
+from perflab.origins import Origin, join
+from perflab.tables import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FLOPS, BYTES = "FLOP/s", "B/s"
+NEAR_POINTS = 9  # between a marker and its name, where there is room
+NAME_PIXELS = 150  # that the name of a memory roof takes to the right
+SHARED_BYTES_PER_CLOCK = 128  # an SM serves 32 banks of 4 bytes a clock, CUDA programming guide, shared memory
+
+
+@dataclass(frozen=True)
+class Roof:
+    """A ceiling: `value` in FLOP/s or B/s. A memory roof's name begins with its level: DRAM, L2 or shared."""
+
+    name: str
+    value: float
+    unit: str
+    origin: Origin
+
+    def __post_init__(self) -> None:
+        if self.unit not in (FLOPS, BYTES) or not self.value > 0:
+            raise PerflabError(f'roof "{self.name}" of {self.value} {self.unit}: above 0, in {FLOPS} or {BYTES}')
+
+    @property
+    def is_measured(self) -> bool:
+        return self.origin.kind == "measured"
+
+    @property
+    def level(self) -> str:
+        """Where the bytes of a memory roof come from; "" for a compute roof."""
+        return self.name.split()[0] if self.unit == BYTES else ""
+
+    def __str__(self) -> str:
+        value = tables.bytes_per_second if self.unit == BYTES else tables.flops_per_second
+        return f"{self.name} {value(self.value)}, {self.origin}"
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The roof that binds a point. attainable: FLOP/s at that roof; fraction: of the roof, 1 = at it.
+
+    diagnosis: likely causes where the fraction is above 1, else "".
+    """
+
+    roof: Roof
+    attainable: float
+    fraction: float
+    diagnosis: str = ""
+
+
+@dataclass(frozen=True)
+class Point:
+    """Work done in a time: FLOP, bytes moved to or from one level of memory, seconds."""
+
+    name: str
+    flops: float
+    bytes: float
+    seconds: float
+    level: str = "DRAM"
+    origin: Origin = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not (self.seconds > 0 and self.flops >= 0 and self.bytes >= 0 and self.flops + self.bytes > 0):
+            raise PerflabError(
+                f'point "{self.name}": {self.flops} FLOP and {self.bytes} B in {self.seconds} s; '
+                "a time above 0 and some work are needed"
+            )
+
+    @property
+    def intensity(self) -> float:
+        """FLOP per byte; infinite where nothing is moved."""
+        return self.flops / self.bytes if self.bytes else float("inf")
+
+    @property
+    def rate(self) -> float:
+        """FLOP per second."""
+        return self.flops / self.seconds
+
+    def bound(self, roofs: Sequence[Roof], l2_bytes: int | None = None) -> Bound:
+        """Which of `roofs` binds: the compute roof or the memory roof of this level, measured ones before published.
+
+        l2_bytes: size of the L2 cache, for the diagnosis of a point above the DRAM roof. Raises PerflabError when there
+        is no roof for this point's work.
+        """
+        needed: list[tuple[float, Roof]] = []
+        for work, level in ((self.flops, ""), (self.bytes, self.level)):
+            of_level = [roof for roof in roofs if roof.level == level]
+            if work and not of_level:
+                kind = f"memory roof of level {level}" if level else "compute roof"
+                raise PerflabError(f'point "{self.name}" has no {kind} among: {", ".join(r.name for r in roofs) or "none"}')
+            if work:
+                highest = max(of_level, key=lambda roof: (roof.is_measured, roof.value))
+                needed.append((work / highest.value, highest))
+        least_seconds, roof = max(needed, key=lambda pair: pair[0])
+        fraction = least_seconds / self.seconds
+        causes = "; ".join(_causes(self, roof, l2_bytes)) if fraction > 1 else ""
+        diagnosis = f"{self.name} is above the roof, at {tables.percent(fraction)} of {roof.name}: {causes}" if causes else ""
+        return Bound(roof, self.flops / least_seconds, fraction, diagnosis)
+
+
+def _causes(point: Point, roof: Roof, l2_bytes: int | None) -> Iterator[str]:
+    """What makes a point lie above a roof, the likeliest first."""
+    if roof.unit == BYTES:
+        if roof.level == "DRAM" and l2_bytes and point.bytes <= l2_bytes:
+            cache = tables.bytes_(l2_bytes)
+            yield f"its {tables.bytes_(point.bytes)} fit into the L2 cache of {cache}, so little came from DRAM"
+        yield f"more bytes are counted than {roof.level} moved (re-reads that a cache served, writes that stayed in it)"
+    else:
+        yield "more FLOP are counted than were done (skipped tiles, a mask, a factor of two)"
+        yield f"the work was not {roof.name} (tensor cores in another type, or a sparse peak)"
+    if not roof.is_measured:
+        yield "the clock was above the datasheet's"
+    yield "the time is too short (another kernel's, or taken before the end of this one)"
+
+
+def datasheet_roofs(gpu: str | Gpu, dtype: str) -> tuple[Roof, ...]:
+    """The compute roof of `dtype`, and the memory roofs that are known: DRAM (published), shared memory (calculated).
+
+    dtype: float64 and float32 (CUDA cores), tf32, bfloat16, float16 and float8 (dense tensor cores). There is no L2 roof:
+    no datasheet gives one. Raises PerflabError for an architecture, and for a dtype whose peak is not known.
+    """
+    found = find_gpu(gpu)
+    if dtype not in PEAK_COLUMNS:
+        raise unknown("dtype", dtype, PEAK_COLUMNS)
+    if found.sm_count is None:
+        raise PerflabError(f'"{found.name}" is an architecture and has no roofs: name a product such as "H200"')
+    published = Origin("published", f"datasheet of the {found.name}")
+    roofs, clock_hz = [], found.clock_hz
+    at_clock = Origin("calculated", f"{found.sm_count} SMs at {(clock_hz or 0) / 1e6:,.0f} MHz")
+    if dtype in found.peaks:
+        roofs.append(Roof(dtype, found.peaks[dtype], FLOPS, published))
+    elif dtype == "float32" and clock_hz:
+        flops_per_clock = 2 * found.limits.fp32_lanes_per_sm * found.sm_count
+        roofs.append(Roof(dtype, flops_per_clock * clock_hz, FLOPS, at_clock))
+    else:
+        known = ", ".join(found.peaks) or "none"
+        raise PerflabError(f"the {dtype} peak of the {found.name} is not known; known: {known}. Give roofs=[Roof(…)]")
+    if found.memory_bytes_per_second:
+        roofs.append(Roof("DRAM", found.memory_bytes_per_second, BYTES, published))
+    if clock_hz:
+        roofs.append(Roof("shared", SHARED_BYTES_PER_CLOCK * found.sm_count * clock_hz, BYTES, at_clock))
+    return tuple(roofs)
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Points under the roofs of a GPU: `str()` is a table, a notebook shows the picture.
+
+    points: in the order of the story; arrow: draw the way from one to the next. roofs: None = the datasheet's; measured
+    roofs of the same level are what a point is compared with first.
+    """
+
+    gpu: str | Gpu
+    dtype: str
+    points: Sequence[Point]
+    roofs: Sequence[Roof] | None = None
+    arrow: bool = True
+
+    @property
+    def device(self) -> Gpu:
+        return find_gpu(self.gpu)
+
+    @property
+    def all_roofs(self) -> tuple[Roof, ...]:
+        """The roofs given, else the datasheet's."""
+        return datasheet_roofs(self.device, self.dtype) if self.roofs is None else tuple(self.roofs)
+
+    @property
+    def bounds(self) -> tuple[Bound, ...]:
+        """What binds each point, in the order of the points."""
+        return tuple(point.bound(self.all_roofs, self.device.l2_bytes) for point in self.points)
+
+    def table(self) -> Table:
+        """One row a point; the roofs and what lies above them below."""
+        columns = ["point", "time", "FLOP/B", "TFLOP/s", "GB/s", "level", "of the roof", "bound by"]
+        rows: list[list[Any]] = []
+        for point, bound in zip(self.points, self.bounds, strict=True):
+            rates = (tables.decimal(value / unit) for value, unit in ((point.rate, 1e12), (point.bytes / point.seconds, 1e9)))
+            row = [point.name, tables.seconds(point.seconds), tables.decimal(point.intensity), *rates, point.level]
+            rows.append([*row, tables.percent(bound.fraction), f"{bound.roof.name} ({bound.roof.origin.kind})"])
+        notes = [f"roof {roof}" for roof in self.all_roofs] + [b.diagnosis for b in self.bounds if b.diagnosis]
+        origin = join(*(point.origin for point in self.points))
+        return Table(f"{self.device.name}, roofline of {self.dtype}", columns, rows, origin, notes)
+
+    def figure(self) -> Figure:
+        """The picture, to change or to save."""
+        return self._picture().figure()
+
+    def __str__(self) -> str:
+        return str(self.table())
+
+    def markdown(self) -> str:
+        return self.table().markdown()
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
+        return self._picture()._repr_mimebundle_(include, exclude)
+
+    def _picture(self) -> Any:
+        from perflab.figures import Picture
+
+        return Picture(str(self), lambda: _draw(self))
+
+
+def _draw(roofline: Roofline) -> Figure:
+    """The log-log picture. Points without FLOP have no place on it; the table has them."""
+    from perflab import figures
+
+    points = [point for point in roofline.points if point.flops and point.bytes]
+    compute = [roof for roof in roofline.all_roofs if roof.unit == FLOPS]
+    memory = [roof for roof in roofline.all_roofs if roof.unit == BYTES]
+    origin = join(*(point.origin for point in points), *(roof.origin for roof in roofline.all_roofs))
+    title = f"Roofline of {roofline.dtype}"
+    figure, axes = figures.frame(title, roofline.device.name, origin, height_inches=5.2)
+    axes.set(xscale="log", yscale="log", xlabel="intensity, FLOP per byte", ylabel="rate, TFLOP/s")
+    top = max(roof.value for roof in compute)
+    x = [point.intensity for point in points] + [top / roof.value for roof in memory] or [1.0]
+    y = [point.rate for point in points] + [top]
+    axes.set(xlim=(min(x) / 4, max(x) * 5), ylim=(min(min(y) / 3, top / 30) / 1e12, max(y) * 2.5 / 1e12))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:,g}")
+    figure.draw_without_rendering()  # fixes the layout, so that texts can be placed and turned in pixels
+    for roof in compute:
+        _draw_compute_roof(axes, roof)
+    for k, roof in enumerate(memory):
+        near = [other for other in memory[:k] if 0.4 < other.value / roof.value < 2.5]
+        _draw_memory_roof(axes, roof, top, len(near))
+    lines = [axes.transData.transform(line.get_xydata()) for line in axes.lines]
+    _name_points(axes, points, [*lines, *_ways(axes, points if roofline.arrow else [])])
+    return figure
+
+
+def _roof_style(roof: Roof) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """How to draw a roof and its name, and the name: dashed from a datasheet, solid when measured."""
+    from perflab import figures
+
+    line = {"color": figures.INK, "lw": 1.4, "ls": "-" if roof.is_measured else (0, (5, 3)), "zorder": 2}
+    text = {"fontsize": 8, "color": figures.INK, "bbox": {"fc": "white", "ec": "none", "alpha": 0.85, "pad": 0.4}}
+    value = tables.bytes_per_second if roof.unit == BYTES else tables.flops_per_second
+    below = {"va": "top"} if roof.is_measured else {"va": "bottom"}  # roofs lie close together: names on either side
+    return line, text | below | {"textcoords": "offset points"}, f"{roof.name} {value(roof.value)} ({roof.origin.kind})"
+
+
+def _draw_compute_roof(axes: Any, roof: Roof) -> None:
+    line, text, name = _roof_style(roof)
+    level = roof.value / 1e12
+    axes.plot(axes.get_xlim(), (level, level), **line)
+    axes.annotate(name, (axes.get_xlim()[1], level), (-4, -4 if roof.is_measured else 4), ha="right", **text)
+
+
+def _draw_memory_roof(axes: Any, roof: Roof, top: float, place: int) -> None:
+    """A memory roof up to `top` FLOP/s, its name along the line, `place` names away from the line's beginning."""
+    line, text, name = _roof_style(roof)
+    low = max(axes.get_xlim()[0], axes.get_ylim()[0] * 1e12 / roof.value)
+    axes.plot((low, top / roof.value), (low * roof.value / 1e12, top / 1e12), **line)
+    # Both axes are logarithmic: every memory roof has the same slope on the page.
+    (left, below), (right, above) = axes.transData.transform(axes.lines[-1].get_xydata())
+    angle = math.degrees(math.atan2(above - below, right - left))
+    start = axes.transData.inverted().transform((left + 12 + place * NAME_PIXELS, below))[0]
+    shift = (3, -3) if roof.is_measured else (-3, 3)
+    turned = {"rotation": angle, "rotation_mode": "anchor", "ha": "left"}
+    axes.annotate(name, (start, start * roof.value / 1e12), shift, **turned, **text)
+
+
+def _ways(axes: Any, points: Sequence[Point]) -> list[Any]:
+    """Draw an arrow from each point to the next; returns the ways in pixels."""
+    from perflab import figures
+
+    at = [(point.intensity, point.rate / 1e12) for point in points]
+    style = {"arrowstyle": "-|>", "color": figures.GREY, "shrinkA": 6, "shrinkB": 6, "lw": 1.1}
+    for start, end in pairwise(at):
+        axes.annotate("", end, start, arrowprops=style)
+    return [axes.transData.transform(pair) for pair in pairwise(at)]
+
+
+def _name_points(axes: Any, points: Sequence[Point], lines: Sequence[Any]) -> None:
+    """Draw the points and write each name at the nearest place that is free of other names, points and `lines` (pixels)."""
+    import numpy as np
+    from matplotlib.transforms import Bbox
+
+    from perflab import figures
+
+    boxes = [text.get_window_extent() for text in axes.texts if text.get_text()]
+    taken = [box for box in boxes if box.height < 20]
+    along = [np.array([box.min, box.max]) for box in boxes if box.height >= 20]  # of turned names
+    at = [(point.intensity, point.rate / 1e12) for point in points]
+    dots = [axes.transData.transform(xy) for xy in at]
+    spots = np.array([*dots, *(a + (b - a) * k / 100 for a, b in [*lines, *along] for k in range(101))])
+    for k, (point, xy, dot) in enumerate(zip(points, at, dots, strict=True)):
+        color = figures.color(k)
+        axes.plot(*xy, figures.marker(k), color=color, zorder=5)
+        name = axes.annotate(point.name, xy, (0, 0), textcoords="offset points", va="center", fontsize=8.5, color=color)
+        size, scale = name.get_window_extent().size, axes.figure.dpi / 72
+        tried: list[tuple[Any, ...]] = []
+        for across, up in _places():
+            side = "left" if across > 1 else "right" if across < -1 else "center"
+            corner = dot + np.array([across, up]) * scale - size * ({"left": 0, "right": 1, "center": 0.5}[side], 0.5)
+            box = Bbox([corner, corner + size])
+            outside = not (axes.bbox.containsx(box.x0) and axes.bbox.containsx(box.x1) and axes.bbox.containsy(box.y0))
+            cost = 1000 * (outside + box.count_overlaps(taken)) + box.count_contains(spots)
+            tried.append((cost, len(tried), across, up, side, box))
+        _, _, across, up, side, box = min(tried)
+        name.set(position=(across, up), ha=side, zorder=6)
+        taken.append(box)
+        if math.hypot(across, up) > NEAR_POINTS + 1:
+            line = {"arrowstyle": "-", "color": color, "lw": 0.7, "shrinkA": 1, "shrinkB": 4}
+            axes.annotate("", xy, (across, up), textcoords="offset points", arrowprops=line)
+
+
+def _places() -> Iterator[tuple[float, float]]:
+    """(across, up) in points, from near to far, the right side first."""
+    for radius in (NEAR_POINTS, 22, 36, 52, 70, 90, 120):
+        for turn in (0, 180, 45, -45, 135, -135, 90, -90):
+            yield radius * math.cos(math.radians(turn)), radius * math.sin(math.radians(turn))
