@@ -1,0 +1,223 @@
+"""A plan as one file for a machine that has only Python, numpy, CuPy and a driver; and the same over ssh.
+
+The file is a zip that Python runs. It unpacks itself into a temporary folder, for a study reads files beside it, and
+knows `plan`, `run -o records.jsonl` and `worker`. Over ssh it is unpacked once, and its worker is spoken to from here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.parse
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from perflab.errors import PerflabError
+from perflab.measuring import Outcome, measure
+from perflab.planning import Plan
+from perflab.records import Record, RecordFile
+from perflab.worker import Worker
+from perflab.worker import main as serve_worker
+
+SSH = ("ssh", "-o", "BatchMode=yes")  # a worker cannot answer a password prompt
+UPLOAD_SECONDS = 120
+GRACE_SECONDS = 0.5  # an idle worker ends by itself; a busy one must not hold the GPU beside the next worker
+_SKIPPED = {"__pycache__", ".ipynb_checkpoints"}
+
+MAIN = '''"""Measures a perflab plan on this machine: python {file} plan | run -o records.jsonl | worker"""
+import os, runpy, sys, tempfile, zipfile
+
+if sys.version_info < (3, 11):
+    sys.exit("this file needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try python3.12, python3.11")
+here = os.path.dirname(os.path.abspath(__file__))
+if os.path.isdir(here):  # unpacked
+    sys.path.insert(0, here)
+    from perflab.packing import main
+    sys.exit(main(here))
+with tempfile.TemporaryDirectory(prefix="perflab-") as folder:
+    zipfile.ZipFile(here).extractall(folder)
+    runpy.run_path(os.path.join(folder, "__main__.py"), run_name="__main__")
+'''
+_UNPACK = (
+    "import io,sys,tempfile,zipfile; d=tempfile.mkdtemp(prefix='perflab-'); "
+    "zipfile.ZipFile(io.BytesIO(sys.stdin.buffer.read())).extractall(d); print('UNPACKED', d)"
+)
+_REMOVE = "import shutil,sys; shutil.rmtree(sys.argv[1])"
+
+
+# ---------------------------------------------------------------- making the file
+def pack(plan: Plan, study_folder: Path, out: Path | str) -> Path:
+    """Write the plan, the study and perflab itself as one runnable file; the same plan gives the same bytes."""
+    path = Path(out)
+    try:
+        path.write_bytes(b"#!/usr/bin/env python3\n" + _zipped(plan, study_folder))
+        path.chmod(0o755)
+    except OSError as error:
+        raise PerflabError(f"{path} cannot be written: {error.strerror}") from error
+    return path
+
+
+def _zipped(plan: Plan, study_folder: Path) -> bytes:
+    own = Path(__file__).parent
+    sources = sorted([*own.glob("*.py"), *own.glob("facts/*.csv")])
+    files = {f"perflab/{file.relative_to(own)}": file.read_bytes() for file in sources}
+    for file in sorted(study_folder.rglob("*")):
+        if file.is_file() and not _SKIPPED & set(file.parts):
+            files[f"kernels/{plan.study}/{file.relative_to(study_folder)}"] = file.read_bytes()
+    files["plan.json"] = json.dumps(plan.to_dict()).encode()
+    files["__main__.py"] = MAIN.encode()
+    whole = BytesIO()
+    with zipfile.ZipFile(whole, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)  # ZipInfo: no time of day
+    return whole.getvalue()
+
+
+# ---------------------------------------------------------------- on the GPU machine
+def main(folder: str, arguments: Sequence[str] | None = None) -> int:
+    """The packed file's own command line, after it unpacked itself into `folder`. Returns the exit status."""
+    chosen = _parser().parse_args(arguments)
+    if chosen.command == "worker":
+        _end_with_input()
+        serve_worker()
+        return 0
+    data = json.loads((Path(folder) / "plan.json").read_text(encoding="utf-8"))
+    plan = Plan.from_dict(data, Path(folder) / "kernels" / data["study"])
+    if chosen.command == "plan":
+        print(plan)
+        return 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a batch system's end of time: as Ctrl-C
+    try:
+        outcome = _run(plan, folder, RecordFile(chosen.output), chosen.limit_seconds)
+    except PerflabError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 1 if outcome.failed or outcome.left else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python FILE", description="Measures a perflab plan on this machine's GPU.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("plan", help="print what would be measured and how long it takes")
+    run = commands.add_parser("run", help="measure; what the output file already holds is not measured again")
+    run.add_argument("-o", "--output", required=True, help="file of records; each is appended as soon as it is taken")
+    run.add_argument("--limit-seconds", type=float, help="start nothing that would end later than this")
+    commands.add_parser("worker", help="serve tasks on stdin and stdout; `run` and ssh start it")
+    return parser
+
+
+def _run(plan: Plan, folder: str, output: RecordFile, limit_seconds: float | None) -> Outcome:
+    """Measure what `output` does not hold yet, in a worker process of this same file."""
+    if output.mend():
+        print(f"{output.path}: its last line was torn, and is in {output.torn_path.name} now")
+    with Worker([sys.executable, str(Path(folder) / "__main__.py"), "worker"]) as worker:
+        name = worker.call("describe", UPLOAD_SECONDS)["name"]
+        rest = plan.without(output.read(), name)
+        if len(rest.items) < len(plan.items):
+            print(f"{len(plan.items) - len(rest.items)} of {len(plan.items)} items are in {output.path} already")
+        print(rest, flush=True)
+        return measure(rest, worker, output.append, _print_now, budget_seconds=limit_seconds)
+
+
+def _print_now(line: str) -> None:
+    print(time.strftime("%H:%M:%S"), line, flush=True)
+
+
+def _end_with_input() -> None:
+    """End this process soon after its input ends, even in the middle of a task.
+
+    When the line to a box breaks, or the other end stops waiting, a kernel that hangs would otherwise hold the GPU and
+    spoil the next worker's times. A thread stands between the real input and the one that the worker reads.
+    """
+    real = os.dup(0)
+    inner_read, inner_write = os.pipe()
+    os.dup2(inner_read, 0)
+    os.close(inner_read)
+
+    def pass_on() -> None:
+        while data := os.read(real, 65536):
+            while data:
+                data = data[os.write(inner_write, data) :]
+        os.close(inner_write)
+        time.sleep(GRACE_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=pass_on, daemon=True).start()
+
+
+# ---------------------------------------------------------------- over ssh
+def measure_over_ssh(
+    plan: Plan, study_folder: Path, url: str, on_record: Callable[[Record], object],
+    on_note: Callable[[str], object] = print, ssh_command: Sequence[str] = SSH, python: str = "python3", **limits: Any,
+) -> Outcome:  # fmt: skip
+    """Measure a plan on the machine behind `ssh://user@box:port`; each record arrives here as soon as it is taken.
+
+    The box needs Python 3.11, numpy, CuPy and a driver, and ssh a key for it. `python` is the command there, as a shell
+    reads it. Nothing stays there. `limits` as `measure` takes them. Raises PerflabError if the box cannot be reached.
+    """
+    reach = [*ssh_command, *_destination(url)]
+    with _unpacked_there(reach, python, _zipped(plan, study_folder), url, on_note) as there:
+        command = [*reach, f"{python} {shlex.quote(there + '/__main__.py')} worker"]
+        with Worker(command) as worker:
+            return measure(plan, worker, on_record, on_note, folder=f"{there}/kernels/{plan.study}", **limits)
+
+
+def _destination(url: str) -> list[str]:
+    """ssh's arguments for ssh://user@box:port."""
+    found = urllib.parse.urlsplit(url)
+    if found.scheme != "ssh" or not found.hostname or found.path not in ("", "/"):
+        raise PerflabError(f'"{url}" names no machine: write ssh://box, ssh://user@box or ssh://user@box:port')
+    try:
+        port = found.port
+    except ValueError as error:
+        raise PerflabError(f'"{url}": {error}') from error
+    host = found.netloc.rpartition("@")[2].removesuffix(f":{port}")  # not .hostname: an ssh alias keeps its capitals
+    user = f"{found.username}@" if found.username else ""
+    if host.startswith("-") or user.startswith("-"):
+        raise PerflabError(f'"{url}": a name that starts with "-" would be an option of ssh')
+    return [*(["-p", str(port)] if port else []), user + host]
+
+
+@contextlib.contextmanager
+def _unpacked_there(
+    reach: Sequence[str], python: str, archive: bytes, url: str, on_note: Callable[[str], object]
+) -> Iterator[str]:
+    """A temporary folder on the box that holds the archive's files; removed at the end, whatever happened."""
+    said = _there(reach, f"{python} -c {shlex.quote(_UNPACK)}", url, archive)
+    lines = [line for line in said.splitlines() if line.startswith("UNPACKED ")]  # a login shell may greet first
+    if not lines:
+        raise PerflabError(f"{url} answered, but not as expected: {said.strip()[-500:] or 'nothing'}")
+    folder = lines[-1].removeprefix("UNPACKED ")
+    try:
+        yield folder
+    finally:
+        try:
+            _there(reach, f"{python} -c {shlex.quote(_REMOVE)} {shlex.quote(folder)}", url, b"")
+        except PerflabError as error:
+            on_note(f"{folder} on {url} could not be removed: {error}")
+
+
+def _there(reach: Sequence[str], command: str, url: str, given: bytes) -> str:
+    """Run a command on the box; what it said, or PerflabError with what went wrong."""
+    try:
+        ended = subprocess.run([*reach, command], input=given, capture_output=True, timeout=UPLOAD_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        raise PerflabError(f"{url} did not answer within {UPLOAD_SECONDS} s") from error
+    except OSError as error:
+        raise PerflabError(f"{reach[0]} cannot be started: {error.strerror}. Without ssh: perflab pack") from error
+    if ended.returncode:
+        why = ended.stderr.decode(errors="replace").strip().rstrip(".")[-1000:] or f"exit status {ended.returncode}"
+        hint = " Set up a key (ssh-copy-id) or an agent." if "Permission denied" in why else ""
+        raise PerflabError(f"{url}: {why}.{hint} Without ssh: perflab pack STUDY -o FILE")
+    return ended.stdout.decode(errors="replace")

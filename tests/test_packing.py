@@ -1,0 +1,228 @@
+"""perflab.packing: the file for a bare GPU machine, resuming, and the same over ssh (a local command in ssh's place)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from saxpy_workspace import ENVIRONMENT, KERNELS, environment, fake_ssh, make_study, planned
+
+from perflab.errors import PerflabError
+from perflab.packing import _destination, measure_over_ssh, pack
+from perflab.planning import Plan
+from perflab.records import Record, RecordFile, RecordStore
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_study(tmp_path_factory.mktemp("workspace"))
+
+
+@pytest.fixture(scope="module")
+def plan(folder: Path) -> Plan:
+    return planned(folder, "plain", "half")[1]
+
+
+@pytest.fixture(scope="module")
+def packed(plan: Plan, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pack(plan, folder, tmp_path_factory.mktemp("out") / "saxpy.pyz")
+
+
+def started(packed: Path, *arguments: str, kernels: dict | None = None, **more: object) -> subprocess.CompletedProcess:
+    """The packed file in a Python that cannot see this checkout (-I would drop PYTHONPATH, and the fake with it)."""
+    variables = {**environment(), "PERFLAB_FAKE_GPU": json.dumps({"kernels": kernels or KERNELS}), **more}
+    return subprocess.run([sys.executable, str(packed), *arguments], env=variables, cwd="/", capture_output=True,
+                          text=True, timeout=120)  # fmt: skip
+
+
+def test_the_file_holds_no_folder_of_this_machine_and_is_the_same_each_time(
+    plan: Plan, folder: Path, packed: Path, tmp_path: Path
+) -> None:
+    assert pack(plan, folder, tmp_path / "again.pyz").read_bytes() == packed.read_bytes()
+    with zipfile.ZipFile(packed) as archive:
+        names = archive.namelist()
+        written = {name: archive.read(name) for name in names}
+    assert {"__main__.py", "plan.json", "kernels/saxpy/study.py", "perflab/facts/gpus.csv"} <= set(names)
+    assert not any("__pycache__" in name for name in names)
+    assert not any(str(folder).encode() in data for data in written.values())
+
+
+def test_it_runs_its_own_perflab_with_nothing_but_numpy(packed: Path, tmp_path: Path) -> None:
+    """No CuPy, pandas, matplotlib, typer or NVRTC is imported on the way to a record."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Refuse:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in ('pandas', 'matplotlib', 'typer', 'platformdirs', 'tqdm', 'cuda', 'pygments'):\n"
+        "            raise ImportError(name + ' is not on a bare machine')\n"
+        "sys.meta_path.insert(0, Refuse())\n"
+    )
+    path = f"{tmp_path}{os.pathsep}{ENVIRONMENT['PYTHONPATH']}"
+    done = started(packed, "run", "-o", str(tmp_path / "r.jsonl"), PYTHONPATH=path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(RecordFile(tmp_path / "r.jsonl").read()) == 6
+    assert "WRONG   half, n 4,000, so not timed: y: 2,000 of 4,000 values were never written" in done.stdout
+
+
+def test_the_plan_comes_first_with_its_estimate(packed: Path, plan: Plan) -> None:
+    done = started(packed, "plan")
+    assert done.returncode == 0 and done.stdout.strip() == str(plan)
+    assert "4 to measure, about" in done.stdout
+
+
+def test_a_second_run_measures_nothing_and_a_cut_one_goes_on(packed: Path, tmp_path: Path) -> None:
+    output = tmp_path / "r.jsonl"
+    assert started(packed, "run", "-o", str(output)).returncode == 0
+    whole = output.read_bytes()
+    again = started(packed, "run", "-o", str(output))
+    assert output.read_bytes() == whole and "4 of 4 items are in" in again.stdout
+    lines = whole.splitlines(keepends=True)
+    output.write_bytes(b"".join(lines[:3]) + lines[3][:200])  # killed while it wrote its fourth line
+    cut = started(packed, "run", "-o", str(output))
+    assert cut.returncode == 0 and "its last line was torn, and is in r.jsonl.torn now" in cut.stdout
+    assert "2 of 4 items are in" in cut.stdout
+    assert output.read_bytes().startswith(b"".join(lines[:3]))
+    assert (tmp_path / "r.jsonl.torn").read_bytes() == lines[3][:200] + b"\n"
+    assert sorted((r.version, r.shape["n"], r.kind) for r in RecordFile(output).read()) == [
+        ("half", 1000, "check"), ("half", 4000, "check"), ("plain", 1000, "check"), ("plain", 1000, "timing"),
+        ("plain", 4000, "check"), ("plain", 4000, "timing"),
+    ]  # fmt: skip
+
+
+def test_records_of_other_code_do_not_count_as_done(packed: Path, tmp_path: Path) -> None:
+    output = RecordFile(tmp_path / "r.jsonl")
+    started(packed, "run", "-o", str(output.path))
+    old = [replace(r, provenance={**r.provenance, "code": "older"}) for r in output.read()]
+    output.path.unlink()
+    for record in old:
+        output.append(record)
+    assert started(packed, "run", "-o", str(output.path)).returncode == 0
+    assert len(output.read()) == 12
+
+
+def test_a_fault_in_one_version_leaves_the_others_and_the_exit_status_says_so(folder: Path, tmp_path: Path) -> None:
+    file = pack(planned(folder, "die", "tile")[1], folder, tmp_path / "f.pyz")
+    done = started(file, "run", "-o", str(tmp_path / "r.jsonl"))
+    assert done.returncode == 1 and done.stdout.count("FAILED") == 2
+    assert [r.version for r in RecordFile(tmp_path / "r.jsonl").read()] == ["tile", "tile"]
+
+
+def test_errors_are_words_and_2(packed: Path, tmp_path: Path) -> None:
+    foreign = tmp_path / "thesis.txt"
+    foreign.write_text("not records\n")
+    done = started(packed, "run", "-o", str(tmp_path / "r.jsonl"), PERFLAB_DEVICE="")
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "CuPy" in done.stderr or "GPU" in done.stderr
+    refused = started(packed, "run", "-o", str(foreign))
+    assert refused.returncode == 2 and "thesis.txt" in refused.stderr and foreign.read_text() == "not records\n"
+    assert started(packed, "plan", "--what").returncode == 2
+
+
+def test_a_limit_leaves_the_rest_for_later(packed: Path, tmp_path: Path) -> None:
+    done = started(packed, "run", "-o", str(tmp_path / "r.jsonl"), "--limit-seconds", "0.01")
+    assert done.returncode == 1 and "4 items left" in done.stdout
+
+
+def test_an_end_from_outside_keeps_what_was_taken_and_no_folder_behind(folder: Path, tmp_path: Path) -> None:
+    file = pack(planned(folder, "tile", "hang")[1], folder, tmp_path / "f.pyz")
+    output, scratch = tmp_path / "r.jsonl", tmp_path / "tmp"
+    scratch.mkdir()
+    variables = {**environment(), "TMPDIR": str(scratch)}
+    ordered = subprocess.Popen([sys.executable, str(file), "run", "-o", str(output)], env=variables, cwd="/",
+                               stdout=subprocess.PIPE, text=True)  # fmt: skip
+    assert ordered.stdout is not None
+    time.sleep(6)  # in the first item, which hangs
+    ordered.send_signal(signal.SIGTERM)
+    said = ordered.communicate(timeout=30)[0]
+    assert ordered.returncode == 1 and "Ctrl-C" in said
+    assert list(scratch.iterdir()) == []
+
+
+def test_a_worker_ends_with_its_input_even_while_it_hangs(folder: Path, tmp_path: Path) -> None:
+    """What happens on the box when the line breaks: the GPU must not stay taken."""
+    plan = planned(folder, "hang")[1]
+    file = pack(plan, folder, tmp_path / "f.pyz")
+    with zipfile.ZipFile(file) as archive:
+        archive.extractall(tmp_path / "there")
+    worker = subprocess.Popen([sys.executable, str(tmp_path / "there" / "__main__.py"), "worker"], env=environment(),
+                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # fmt: skip
+    assert worker.stdin is not None
+    data = plan.to_dict()
+    payload = {"folder": str(folder), "item": data["items"][0], "spec": data["spec"], "tools": data["tools"],
+               "binaries": data["binaries"]}  # fmt: skip
+    worker.stdin.write(json.dumps({"task": "measure", "payload": payload}) + "\n")
+    worker.stdin.close()
+    assert worker.wait(timeout=60) == 1
+
+
+# ---------------------------------------------------------------- ssh
+def test_over_ssh_records_arrive_one_by_one_and_nothing_stays(
+    plan: Plan, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {**ENVIRONMENT, "TMPDIR": str(tmp_path / "box")}.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "box").mkdir()
+    store = RecordStore(tmp_path / "records")
+    counts: list[int] = []
+
+    def keep(record: Record) -> None:
+        store.add([record])
+        counts.append(len(store.records("saxpy", "H200")))
+
+    notes: list[str] = []
+    outcome = measure_over_ssh(plan, folder, "ssh://me@box:2222", keep, notes.append, fake_ssh(tmp_path), sys.executable)
+    assert outcome.done == 4 and not outcome.failed and counts == [1, 2, 3, 4, 5, 6]
+    assert store.find("saxpy", "plain", {"n": 1000}, "H200").identity == plan.items[2].identity  # type: ignore[union-attr]
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert all(call.startswith("['-p', '2222', 'me@box', ") for call in calls)
+    assert len(calls) == 3  # unpack, worker, remove
+    assert list((tmp_path / "box").iterdir()) == []
+
+
+def test_a_broken_connection_costs_its_item_and_is_taken_up_again(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    plan = planned(folder, "die", "tile")[1]
+    records: list[Record] = []
+    outcome = measure_over_ssh(plan, folder, "ssh://box", records.append, lambda note: None, fake_ssh(tmp_path),
+                               sys.executable)  # fmt: skip
+    assert len(outcome.failed) == 2 and [r.version for r in records] == ["tile", "tile"]
+
+
+@pytest.mark.parametrize(
+    ("url", "arguments"),
+    [("ssh://box", ["box"]), ("ssh://me@Box", ["me@Box"]), ("ssh://me@box:22/", ["-p", "22", "me@box"])],
+)
+def test_where_an_address_leads(url: str, arguments: list[str]) -> None:
+    assert _destination(url) == arguments
+
+
+@pytest.mark.parametrize("url", ["box", "http://box", "ssh://", "ssh://box/home", "ssh://box:x", "ssh://-oProxyCommand=x"])
+def test_an_address_that_is_none(url: str) -> None:
+    with pytest.raises(PerflabError, match="ssh"):
+        _destination(url)
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("echo 'me@box: Permission denied (publickey).' >&2; exit 255", "Permission denied.*Set up a key.*perflab pack"),
+        ("echo 'Welcome to the box'; exit 0", "not as expected: Welcome to the box"),
+        ("echo 'sh: python3: not found' >&2; exit 127", "python3: not found"),
+    ],
+)
+def test_a_box_that_cannot_be_used(plan: Plan, folder: Path, script: str, said: str) -> None:
+    with pytest.raises(PerflabError, match=f"ssh://box.*{said}"):
+        measure_over_ssh(plan, folder, "ssh://box", lambda record: None, ssh_command=["sh", "-c", f"cat >/dev/null; {script}"])
+    with pytest.raises(PerflabError, match="no-such-ssh cannot be started.*perflab pack"):
+        measure_over_ssh(plan, folder, "ssh://box", lambda record: None, ssh_command=["no-such-ssh"])
