@@ -25,7 +25,7 @@ lab: .venv/.set-lab
 	$(BIN)/jupyter lab
 
 notebooks: .venv/.set-core
-	$(BIN)/python -c "from perflab import report; report.rerun('.')"
+	$(BIN)/perflab notebooks
 
 test-gpu: .venv/.set-test
 	$(BIN)/python -m pytest tests/gpu

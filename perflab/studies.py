@@ -81,8 +81,8 @@ class Launch:
     def to_dict(self) -> dict[str, Any]:
         """The launch without its kernel, as JSON: what a remote machine needs and what the launch hash covers."""
         arguments = [a if isinstance(a, str) else asdict(a) for a in self.arguments]
-        return {"grid": list(self.grid), "block": list(self.block), "dynamic_shared": self.dynamic_shared,
-                "arguments": arguments}  # type: ignore[arg-type]
+        return {"grid": list(triple(self.grid)), "block": list(triple(self.block)), "dynamic_shared": self.dynamic_shared,
+                "arguments": arguments}
 
 
 # ---------------------------------------------------------------- buffers and inputs

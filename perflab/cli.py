@@ -1,0 +1,225 @@
+"""The command line: thin. Bad input ends with a message and exit code 2, never with a traceback."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from perflab.errors import PerflabError
+
+if TYPE_CHECKING:
+    from perflab.gpus import Gpu
+    from perflab.measuring import Plan
+    from perflab.studies import Study
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True,
+                  help="Performance analysis of CUDA kernels: every question but 'how fast' needs no GPU.")
+
+Gpus = Annotated[list[str] | None, typer.Option("--gpu", help="A GPU or architecture (H200, sm_120); may be repeated; 'all'.")]
+Name = Annotated[str | None, typer.Option(help="The kernel, for a template its instance: 'saxpy<float>'.")]
+Defines = Annotated[list[str] | None, typer.Option("--define", "-D", help="NAME=VALUE for the compiler.")]
+Versions = Annotated[list[str] | None, typer.Option("--version", help="Only this version; may be repeated.")]
+
+
+def _defines(given: list[str] | None) -> dict[str, str]:
+    pairs = [item.partition("=") for item in given or []]
+    return {name: value or "1" for name, _, value in pairs}
+
+
+def _study(name: str) -> tuple[Study, Path]:
+    from perflab.studies import load_study
+    from perflab.workspaces import workspace
+
+    folder = workspace().study_folder(name)
+    return load_study(folder), folder
+
+
+@app.command()
+def explain(
+    file: Path,
+    gpu: Gpus = None,
+    name: Name = None,
+    block: Annotated[int | None, typer.Option(help="Threads a block; else the launch bounds, else 256.")] = None,
+    dynamic_shared: Annotated[int, typer.Option(help="Dynamic shared memory a block, in bytes.")] = 0,
+    define: Defines = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="For a pull request.")] = False,
+) -> None:
+    """One screen about any .cu file: registers, spills and where, occupancy and its limiter by GPU, the next cheaper step."""
+    from perflab.explanation import explain as explained
+
+    found = explained(file, name=name, gpus=gpu, block=block, dynamic_shared=dynamic_shared, defines=_defines(define))
+    typer.echo(found.markdown() if markdown else str(found))
+
+
+@app.command()
+def resources(file: Path, gpu: Gpus = None, name: Name = None, define: Defines = None) -> None:
+    """Registers, shared memory, spills, barriers, parameters and the static instruction mix of one kernel."""
+    from perflab.kernel import load
+    from perflab.workbench import default_gpu
+
+    kernel = load(file, name, _defines(define))
+    for chosen in gpu or [default_gpu().name]:
+        typer.echo(str(kernel.resources(chosen)))
+
+
+@app.command()
+def occupancy(
+    gpu: Gpus = None,
+    block: Annotated[int, typer.Option(help="Threads a block.")] = 256,
+    registers: Annotated[int, typer.Option(help="Registers a thread.")] = 64,
+    static_shared: Annotated[int, typer.Option(help="Bytes a block.")] = 0,
+    dynamic_shared: Annotated[int, typer.Option(help="Bytes a block.")] = 0,
+    barriers: Annotated[int, typer.Option(help="Named barriers a block.")] = 1,
+    carveout: Annotated[int | None, typer.Option(help="Percent of the SM's memory asked for as shared memory.")] = None,
+    grid: Annotated[int | None, typer.Option(help="Blocks, for waves and tail.")] = None,
+) -> None:
+    """Blocks and warps per SM from numbers alone, in words, with the next cheaper step."""
+    from perflab.occupancy_model import occupancy as calculated
+    from perflab.workbench import default_gpu
+
+    for chosen in gpu or [default_gpu().name]:
+        found: Any = calculated(gpu=chosen, block=block, registers=registers, static_shared=static_shared,
+                                dynamic_shared=dynamic_shared, barriers=barriers, carveout=carveout, grid=grid)
+        typer.echo(str(found.explain()))
+
+
+@app.command()
+def gpus() -> None:
+    """The GPUs and architectures that perflab knows."""
+    from perflab.gpus import capabilities, gpu_names
+
+    typer.echo("\n".join(gpu_names()))
+    typer.echo("architectures: " + ", ".join("sm_" + capability.replace(".", "") for capability in capabilities()))
+
+
+@app.command()
+def studies() -> None:
+    """The studies of this workspace and their versions."""
+    from perflab.workbench import study
+    from perflab.workspaces import workspace
+
+    for name in workspace().study_names():
+        typer.echo(str(study(name)))
+
+
+@app.command()
+def check(study: str, gpu: Annotated[str | None, typer.Option(help="Whose records to read.")] = None) -> None:
+    """The recorded comparison with float64 of every version at every bundle; exit code 1 if one fails."""
+    from perflab.workbench import study as opened
+
+    table = opened(study).parity(gpu)
+    typer.echo(str(table))
+    if any(str(row[0]).startswith("FAIL") for row in table.rows):
+        raise typer.Exit(1)
+
+
+def _plan(study: Study, folder: Path, gpu: Gpu, versions: list[str] | None, stale: bool, quick: bool) -> Plan:
+    from perflab.measuring import make_plan
+    from perflab.records import RecordStore
+    from perflab.workspaces import workspace
+
+    store = RecordStore(workspace().records)
+    return make_plan(study, folder, gpu, versions, None, store, only_stale=stale, quick=quick)
+
+
+@app.command()
+def measure(
+    study: str,
+    on: Annotated[str | None, typer.Option(help="ssh://user@box: compile here, measure there.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="What GPU is at the other end of --on.")] = None,
+    version: Versions = None,
+    stale: Annotated[bool, typer.Option("--stale", help="Only what has no fresh record.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer samples, to try things out.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
+) -> None:
+    """Check, then time, every version at every declared shape on a GPU; records are kept as they come."""
+    from perflab.device import local_gpu
+    from perflab.gpus import gpu as find_gpu
+    from perflab.measuring import measure as measured
+    from perflab.packing import measure_over_ssh
+    from perflab.records import RecordStore
+    from perflab.worker import Worker
+    from perflab.workspaces import workspace
+
+    target = find_gpu(gpu or "H200") if on else local_gpu()
+    if target is None:
+        raise PerflabError("no NVIDIA GPU in this machine: use --on ssh://its-host, or `perflab pack` and carry the file")
+    declared, folder = _study(study)
+    plan = _plan(declared, folder, target, version, stale, quick)
+    typer.echo(str(plan))
+    if dry_run:
+        return
+    store = RecordStore(workspace().records)
+    if on:
+        measure_over_ssh(plan, folder, on, on_record=lambda record: store.add([record]), on_note=typer.echo)
+        return
+    with Worker() as worker:
+        measured(plan, worker, on_record=lambda record: store.add([record]), on_note=typer.echo)
+
+
+@app.command()
+def pack(
+    study: str,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")],
+    gpu: Annotated[str, typer.Option(help="The GPU it will run on.")] = "H200",
+    version: Versions = None,
+    stale: Annotated[bool, typer.Option("--stale", help="Only what has no fresh record.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer samples, to try things out.")] = False,
+) -> None:
+    """One file to carry to a GPU machine that has only Python, CuPy and a driver: `python FILE run -o records.jsonl`."""
+    from perflab.gpus import gpu as find_gpu
+    from perflab.packing import pack as packed
+
+    declared, folder = _study(study)
+    plan = _plan(declared, folder, find_gpu(gpu), version, stale, quick)
+    packed(plan, folder, output)
+    typer.echo(f"{plan}\nwritten: {output}, {output.stat().st_size:,} B")
+
+
+@app.command("import")
+def import_records(files: list[Path]) -> None:
+    """Take the records that a packed run brought home into data/records; what is there already is left alone."""
+    from perflab.records import RecordStore
+    from perflab.workspaces import workspace
+
+    store = RecordStore(workspace().records)
+    for file in files:
+        added, already = store.import_file(file)
+        typer.echo(f"{file.name}: {added} records added, {already} were there already")
+
+
+@app.command()
+def report(force: Annotated[bool, typer.Option("--force", help="Execute every notebook anew.")] = False) -> None:
+    """Execute the notebooks that changed and write site/."""
+    from perflab.report import build
+    from perflab.workspaces import workspace
+
+    typer.echo(f"open {build(workspace().root, force=force)}")
+
+
+@app.command()
+def notebooks(names: Annotated[list[str] | None, typer.Argument(help="Only these; all by default.")] = None) -> None:
+    """Execute notebooks and save them in place, byte-stable."""
+    from perflab.report import rerun
+    from perflab.workspaces import workspace
+
+    rerun(workspace().root, names)
+
+
+def main() -> None:
+    """The `perflab` command."""
+    try:
+        app()
+    except PerflabError as error:
+        typer.echo(f"perflab: {error}", err=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        typer.echo("perflab: stopped; what was recorded is kept", err=True)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

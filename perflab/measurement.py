@@ -1,0 +1,110 @@
+"""One recorded timing of one version, read back: the rates that follow from it, by name, and whether it still holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from perflab import tables
+from perflab.gpus import Gpu
+from perflab.origins import Origin, join
+from perflab.studies import Work
+from perflab.tables import Table
+from perflab.timing import Timing
+
+CALCULATED = Origin("calculated", "the shape's exact formula")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The recorded times of one version at one shape on one GPU, and what follows from them.
+
+    Rates divide by the cold median. useful: bytes that must move once, over time; asked: bytes the kernel's loads and
+    stores ask for, over time (L1, L2 and DRAM serve them: it may pass the DRAM peak). stale: why the record no longer
+    describes today's code; empty when it does.
+    """
+
+    version: str
+    shape: Any
+    gpu: Gpu
+    timing: Timing
+    work: Work
+    asked_bytes: int | None
+    measured_on: str
+    stale: tuple[str, ...]
+
+    @property
+    def seconds(self) -> float:
+        """The cold median."""
+        return self.timing.cold.median_seconds
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of the cold median, in seconds."""
+        low, high = self.timing.cold.interval_seconds
+        return low, high
+
+    @property
+    def useful_bytes_per_second(self) -> float:
+        """Bytes that must move once, over time."""
+        return self.work.bytes / self.seconds
+
+    @property
+    def asked_bytes_per_second(self) -> float | None:
+        """Bytes the kernel asks for, over time; None where the version does not state them."""
+        return None if self.asked_bytes is None else self.asked_bytes / self.seconds
+
+    @property
+    def flops_per_second(self) -> float:
+        """The shape's FLOPs over time."""
+        return self.work.flops / self.seconds
+
+    @property
+    def origin(self) -> Origin:
+        """Measured, where and when."""
+        return Origin("measured", f"{self.gpu.name}, {self.measured_on}, {self.timing.method}")
+
+    def table(self) -> Table:
+        """Cold, hot and empty-launch times, and the rates that follow from the cold median."""
+        peak = self.gpu.memory_bytes_per_second
+        rows = []
+        for label, series in (("cold L2", self.timing.cold), ("hot L2", self.timing.hot)):
+            low, high = series.interval_seconds
+            useful = self.work.bytes / series.median_seconds
+            rows.append((label, tables.seconds(series.median_seconds), f"{tables.seconds(low)} to {tables.seconds(high)}",
+                         len(series.samples_seconds), tables.bytes_per_second(useful),
+                         tables.percent(useful / peak if peak else None),
+                         tables.flops_per_second(self.work.flops / series.median_seconds), series.stopped))
+        empty = f"an empty kernel measured the same way: {tables.seconds(self.timing.empty_launch_seconds)}, not subtracted"
+        notes = [empty, *(f"STALE: {reason}" for reason in self.stale)]
+        return Table(f"{self.version} on {self.gpu.name}, {describe(self.shape)}",
+                     ("", "median", "95 % interval", "samples", "useful", "of DRAM peak", "rate", "stopped"), rows,
+                     join(self.origin, CALCULATED), notes)
+
+    def __str__(self) -> str:
+        return str(self.table())
+
+    def markdown(self) -> str:
+        """The table as Markdown."""
+        return self.table().markdown()
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        return self.table()._repr_mimebundle_()
+
+
+def describe(shape: Any) -> str:
+    """A shape in words: 'batch 1, q_len 9, heads 64, prefix 16,384, tree random'; sizes of 0 that mean "none" are left out."""
+    parts = ((name, value) for name, value in asdict(shape).items() if not (name == "page" and value == 0))
+    return ", ".join(f"{name} {tables.cell(value)}" for name, value in parts)
+
+
+def stale_notes(seen: Sequence[Measurement]) -> list[str]:
+    """A line a stale measurement: which, and why."""
+    return [f"STALE: {m.version} at {describe(m.shape)}: {reason}" for m in seen for reason in m.stale]
+
+
+def floor_seconds(work: Work, gpu: Gpu, dtype: str) -> tuple[float, float]:
+    """The least time by datasheet: (arithmetic, DRAM). Calculated; 0 where the GPU's peak is unknown."""
+    flops, rate = gpu.peaks.get(dtype), gpu.memory_bytes_per_second
+    return (work.flops / flops if flops else 0.0), (work.bytes / rate if rate else 0.0)

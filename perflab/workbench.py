@@ -1,0 +1,451 @@
+"""What `pl.study()` returns: a study bound to a workspace and its records, and the verbs of a notebook."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import cached_property
+from typing import Any
+
+from perflab import charts, tables
+from perflab.check import Check
+from perflab.errors import PerflabError
+from perflab.figures import Picture
+from perflab.gpus import Gpu
+from perflab.gpus import default_gpu as chosen_gpu
+from perflab.gpus import gpu as find_gpu
+from perflab.listing import Listing
+from perflab.measurement import CALCULATED, Measurement, describe, floor_seconds, stale_notes
+from perflab.measuring import measure
+from perflab.occupancy_model import Occupancy
+from perflab.origins import Origin, join
+from perflab.planning import identity_of, make_plan, shape_labels
+from perflab.records import Identity, Record, RecordStore, stale_reasons
+from perflab.resources import Resources
+from perflab.roofline import Point, Roofline, datasheet_roofs
+from perflab.studies import Launch, NotApplicable, Study, Version, load_study, triple
+from perflab.tables import Table
+from perflab.timing import Timing
+from perflab.workspaces import Workspace, workspace
+
+_live: list[bool] = []
+
+
+def live(on: bool = True) -> None:
+    """From here on `timing()` measures anew where the GPU asked for is in this machine; PERFLAB_LIVE=1 does the same."""
+    _live[:] = [on]
+
+
+def is_live() -> bool:
+    """True after live(), or under PERFLAB_LIVE=1."""
+    return _live[0] if _live else os.environ.get("PERFLAB_LIVE", "") == "1"
+
+
+def default_gpu() -> Gpu:
+    """The GPU to talk about: PERFLAB_GPU, else the GPU in this machine, else the H200 that the records are from."""
+    from perflab.device import local_gpu
+
+    return chosen_gpu(local_gpu)
+
+
+def study(name: str) -> Workbench:
+    """The study of that name in the current workspace; an unknown name is an error that lists those there are."""
+    here = workspace()
+    return Workbench(here, load_study(here.study_folder(name)))
+
+
+# ---------------------------------------------------------------- one version
+class BoundVersion:
+    """One version of a study, with its verbs. A method that takes `gpu` takes a name or a `Gpu`."""
+
+    def __init__(self, bench: Workbench, version: Version) -> None:
+        self.bench = bench
+        self.version = version
+        self.name = version.name
+
+    def launches(self, shape: Any, gpu: str | Gpu) -> list[Launch]:
+        """The launches at a shape; NotApplicable, with the arithmetic, where the version cannot do it."""
+        return self.version.launches(shape, find_gpu(gpu))
+
+    def resources(self, gpu: Any = None) -> Resources | Table:
+        """Registers, shared memory, spills and SASS mix of the version's kernel; a list of GPUs gives one table."""
+        if len(self.version.kernels) > 1:
+            return self.bench.only(self.name).resources([gpu or default_gpu()])
+        return self.version.kernels[0].resources(gpu or default_gpu())
+
+    def occupancy(self, shape: Any, gpu: Any = None) -> Occupancy | Table:
+        """How the version fills the GPU at a shape: blocks and warps per SM, limiters, waves; lists give one table."""
+        gpus = gpu if isinstance(gpu, (list, tuple)) else [gpu or default_gpu()]
+        if gpus is not gpu and not isinstance(shape, (list, tuple)):
+            launches = self.launches(shape, gpus[0])
+            if len(launches) == 1:
+                return occupancy_of(launches[0], find_gpu(gpus[0]))
+        return self.bench.only(self.name).occupancy(shape, gpus)
+
+    def source(self, diff: bool = False) -> Listing:
+        """The version's source, highlighted; diff=True marks the lines that the version before does not have."""
+        before = self.bench.before(self.name) if diff else None
+        kernel = self.version.kernels[0]
+        return Listing(kernel.source.file, kernel.source.text, before.version.kernels[0].source.text if before else None,
+                             before.name if before else "")
+
+    def identity(self, shape: Any, gpu: str | Gpu) -> Identity:
+        """Today's fingerprint of code, launches, inputs and method, which a fresh record shares."""
+        return identity_of(self.bench.study, self.version, shape, find_gpu(gpu))
+
+    def timing(self, shape: Any, gpu: str | Gpu | None = None) -> Measurement:
+        """The recorded times at a shape (live: measured now, where the GPU is in this machine). No record is an error."""
+        chosen = find_gpu(gpu or default_gpu())
+        self.launches(shape, chosen)
+        if is_live() and _is_here(chosen):
+            return self.measure(shape)
+        record = self.bench.record(self.name, shape, chosen, "timing")
+        if record is None:
+            raise PerflabError(
+                f"no measurement of {self.bench.name}/{self.name} at {describe(shape)} on {chosen.name}: take one with "
+                f"`perflab measure {self.bench.name}` on such a GPU, or --on ssh://its-host"
+            )
+        return self._measurement(shape, chosen, record)
+
+    def _measurement(self, shape: Any, gpu: Gpu, record: Record) -> Measurement:
+        asked = self.version.asked_bytes(shape) if self.version.asked_bytes else None
+        return Measurement(self.name, shape, gpu, Timing.from_dict(record.timing), self.bench.study.work(shape), asked,
+                           record.utc[:10], stale_reasons(record, self.identity(shape, gpu)))
+
+    def check(self, shape: Any, gpu: str | Gpu | None = None) -> Check:
+        """The recorded comparison with the float64 reference at a shape. No record is an error."""
+        chosen = find_gpu(gpu or default_gpu())
+        record = self.bench.record(self.name, shape, chosen, "check")
+        if record is None:
+            raise PerflabError(f"no check of {self.bench.name}/{self.name} at {describe(shape)} on {chosen.name}: "
+                               f"take one with `perflab measure {self.bench.name}`")
+        return Check.from_dict(self.name, record.check)
+
+    def measure(self, shape: Any) -> Measurement:
+        """Check and time this version at a shape on the GPU of this machine, now; kept in the workspace's records."""
+        self.bench.measure(versions=[self.name], shapes=[shape])
+        gpu = default_gpu()
+        record = self.bench.record(self.name, shape, gpu, "timing")
+        if record is None:
+            raise PerflabError(f"{self.name} was not timed at {describe(shape)}: {self.check(shape, gpu)}")
+        return self._measurement(shape, gpu, record)
+
+    def __str__(self) -> str:
+        return f"{self.bench.name}/{self.name}: {self.version.change}"
+
+    __repr__ = __str__
+
+
+def _is_here(gpu: Gpu) -> bool:
+    from perflab.device import local_gpu
+
+    here = local_gpu()
+    return here is not None and here.name == gpu.name
+
+
+def occupancy_of(launch: Launch, gpu: Gpu) -> Occupancy:
+    """The occupancy of one launch, from the kernel's compiled resources."""
+    grid = launch.grid if gpu.sm_count else None
+    found = launch.kernel.occupancy(gpu, block=launch.block, dynamic_shared=launch.dynamic_shared, grid=grid)
+    assert isinstance(found, Occupancy)
+    return found
+
+
+def _occupancy_rows(bound: BoundVersion, shape: Any, gpu: Gpu) -> Iterator[tuple[tuple, list[Origin]]]:
+    """The cells of each launch, and their origin; one row that says why where the version cannot run."""
+    try:
+        launches = bound.launches(shape, gpu)
+    except NotApplicable as reason:
+        yield ("n/a", *["-"] * 5, str(reason)), []
+        return
+    for launch in launches:
+        found = occupancy_of(launch, gpu)
+        yield (math.prod(triple(launch.grid)), f"{launch.dynamic_shared:,}", found.blocks_per_sm,
+               f"{found.warps_per_sm} of {gpu.limits.warps_per_sm}", tables.percent(found.fraction),
+               "-" if found.waves is None else f"{found.waves:.2f}", ", ".join(found.limiters)), [found.origin]
+
+
+# ---------------------------------------------------------------- the study
+class Workbench:
+    """A study with its records: `bench["version"]`, `bench.shape(…)`, and tables and pictures over all versions."""
+
+    def __init__(self, here: Workspace, declared: Study, shown: Sequence[str] | None = None) -> None:
+        self.workspace = here
+        self.study = declared
+        self.name = declared.name
+        names = [version.name for version in declared.versions] if shown is None else shown
+        self.versions = tuple(BoundVersion(self, declared.version(name)) for name in names)
+
+    def only(self, *names: str) -> Workbench:
+        """The same study with only these versions in its tables and pictures, in the order given."""
+        return Workbench(self.workspace, self.study, names)
+
+    @cached_property
+    def store(self) -> RecordStore:
+        """The workspace's records."""
+        return RecordStore(self.workspace.records)
+
+    def __getitem__(self, name: str) -> BoundVersion:
+        return BoundVersion(self, self.study.version(name))
+
+    def __str__(self) -> str:
+        lines = [f"{self.study.title} ({self.name}): {len(self.versions)} versions, {len(self.study.shapes)} shapes"]
+        return "\n".join([*lines, *(f"  {bound.name}: {bound.version.change}" for bound in self.versions)])
+
+    __repr__ = __str__
+
+    def shape(self, **sizes: Any) -> Any:
+        """A shape from keyword sizes; what is not named keeps its default. Unknown names and wrong types are errors."""
+        return self.study.make_shape(**sizes)
+
+    def before(self, name: str) -> BoundVersion | None:
+        """The version before that one on the ladder, None for the first."""
+        place = self.study.versions.index(self.study.version(name))
+        return self[self.study.versions[place - 1].name] if place else None
+
+    def record(self, version: str, shape: Any, gpu: Gpu, kind: str) -> Record | None:
+        """The newest record of that kind, or None."""
+        return self.store.find(self.name, version, asdict(shape), gpu.name, kind, self.study.dtype)
+
+    def measure(self, versions: Sequence[str] | None = None, shapes: Sequence[Any] | None = None) -> None:
+        """Check and time versions at shapes on the GPU of this machine, in a process of its own; kept in the records."""
+        from perflab.device import local_gpu
+        from perflab.worker import Worker
+
+        gpu = local_gpu()
+        if gpu is None:
+            raise PerflabError("no NVIDIA GPU in this machine: measure on one with --on ssh://its-host, or `perflab pack`")
+        plan = make_plan(self.study, self.workspace.study_folder(self.name), gpu, versions, shapes, self.store)
+        with Worker() as worker:
+            measure(plan, worker, on_record=lambda record: self.store.add([record]), on_note=print)
+
+    # ------------------------------------------------------------ tables
+    def resources(self, gpus: Sequence[str | Gpu] | None = None) -> Table:
+        """A row a kernel and GPU: registers, spills, shared memory, barriers, and the loads that its SASS holds."""
+        rows, origins = [], []
+        for bound in self.versions:
+            for kernel in bound.version.kernels:
+                for gpu in gpus or [default_gpu()]:
+                    found = kernel.resources(gpu)
+                    rows.append((bound.name, found.architecture, found.registers, found.static_shared_bytes, found.stack_bytes,
+                                 found.spill_store_bytes + found.spill_load_bytes, found.barriers))
+                    origins.append(found.origin)
+        columns = ("version", "architecture", "registers", "static shared [B]", "stack [B]", "spills [B]", "barriers")
+        return Table(f"{self.study.title}: compiled resources", columns, rows, join(*origins))
+
+    def occupancy(self, shape: Any, gpus: Sequence[str | Gpu] | None = None) -> Table:
+        """A row a launch, GPU and shape (one, or a list): blocks asked and held, warps, what limits them, waves."""
+        shapes = list(shape) if isinstance(shape, (list, tuple)) else [shape]
+        labels = shape_labels([asdict(s) for s in shapes]) if len(shapes) > 1 else [""]
+        rows, origins = [], []
+        for bound in self.versions:
+            for gpu in map(find_gpu, gpus or [default_gpu()]):
+                for one, label in zip(shapes, labels, strict=True):
+                    for cells, origin in _occupancy_rows(bound, one, gpu):
+                        rows.append((bound.name, gpu.name, *([label] if len(shapes) > 1 else []), *cells))
+                        origins += origin
+        columns = ("version", "GPU", *(["at"] if len(shapes) > 1 else []), "blocks", "dynamic shared [B]", "blocks per SM",
+                   "warps per SM", "occupancy", "waves", "limited by")
+        at = describe(shapes[0]) if len(shapes) == 1 else f"{len(shapes)} shapes"
+        return Table(f"{self.study.title}: occupancy at {at}", columns, rows, join(*origins))
+
+    def _timing(self, bound: BoundVersion, shape: Any, gpu: Gpu) -> Measurement | str:
+        """The measurement, or the word that stands in its place: 'n/a' (cannot run) or 'not measured'."""
+        try:
+            bound.launches(shape, gpu)
+        except NotApplicable:
+            return "n/a"
+        if self.record(bound.name, shape, gpu, "timing") is None and not is_live():
+            return "not measured"
+        return bound.timing(shape, gpu)
+
+    def table(self, shape: Any, gpu: str | Gpu | None = None) -> Table:
+        """A row a version at one shape: cold time, speed-up over the first, bandwidths by name, rate and its peak's share."""
+        chosen = find_gpu(gpu or default_gpu())
+        rows, seen, first = [], [], None
+        for bound in self.versions:
+            found = self._timing(bound, shape, chosen)
+            if isinstance(found, str):
+                rows.append((bound.name, found, *["-"] * 6))
+                continue
+            seen.append(found)
+            first = first or found
+            peak, roof = chosen.memory_bytes_per_second, chosen.peaks.get(self.study.dtype)
+            rows.append((bound.name, tables.seconds(found.seconds), tables.ratio(first.seconds / found.seconds),
+                         tables.bytes_per_second(found.useful_bytes_per_second),
+                         tables.percent(found.useful_bytes_per_second / peak if peak else None),
+                         tables.bytes_per_second(found.asked_bytes_per_second),
+                         tables.flops_per_second(found.flops_per_second),
+                         tables.percent(found.flops_per_second / roof if roof else None)))
+        columns = ("version", "cold median", "speed-up", "useful", "of DRAM peak", "asked", "rate",
+                   f"of {self.study.dtype} peak")
+        return Table(f"{self.study.title} on {chosen.name}, {describe(shape)}", columns, rows,
+                     join(*(m.origin for m in seen), CALCULATED), stale_notes(seen))
+
+    def times(self, gpu: str | Gpu | None = None, over: str = "prefix", **fixed: Any) -> Table:
+        """A row a declared shape, smallest `over` first, a column a version: cold medians and the last's speed-up."""
+        chosen = find_gpu(gpu or default_gpu())
+        rows, seen = [], []
+        for shape in self._shapes(over, fixed):
+            found = [self._timing(bound, shape, chosen) for bound in self.versions]
+            seen += [m for m in found if isinstance(m, Measurement)]
+            ends = [m.seconds if isinstance(m, Measurement) else None for m in (found[0], found[-1])]
+            speed_up = tables.ratio(ends[0] / ends[1]) if ends[0] and ends[1] else "-"
+            rows.append((*self.study.facts(shape).values(),
+                         *(m if isinstance(m, str) else tables.seconds(m.seconds) for m in found), speed_up))
+        names = tuple(bound.name for bound in self.versions)
+        columns = (*self.study.facts(self.study.shapes[0]), *names, f"{names[0]} / {names[-1]}")
+        return Table(f"{self.study.title} on {chosen.name}: cold medians", columns, rows, join(*(m.origin for m in seen)),
+                     stale_notes(seen))
+
+    def parity(self, gpu: str | Gpu | None = None) -> Table:
+        """A row a version and bundle: PASS or FAIL against float64, sizes, and the errors the write-ups print."""
+        chosen = find_gpu(gpu or default_gpu())
+        rows, origins = [], []
+        for bound in self.versions:
+            for label, shape in self.study.bundles.items():
+                record = self.record(bound.name, shape, chosen, "check")
+                facts = self.study.facts(shape).values()
+                if record is None:
+                    rows.append(("not run", bound.name, label, *facts, *["-"] * 5))
+                    continue
+                check = Check.from_dict(bound.name, record.check)
+                first, *rest = check.outputs
+                stale = " STALE" if stale_reasons(record, bound.identity(shape, chosen)) else ""
+                rows.append((("PASS" if check.passed else "FAIL") + stale, bound.name, label, *facts,
+                             *(f"{e:.2e}" for e in (first.max_abs, first.max_rel, first.norm_relative, first.limit)),
+                             " ".join(f"{other.max_abs:.2e}" for other in rest)))
+                origins.append(Origin("measured", f"{chosen.name}, {record.utc[:10]}"))
+        outputs = " ".join(list(self.study.buffers(self.study.shapes[0], chosen))[1:])
+        columns = ("", "version", "bundle", *self.study.facts(self.study.shapes[0]), "max abs", "max rel", "norm rel",
+                   "allowed", f"max {outputs} error")
+        return Table(f"{self.study.title}: parity with float64 on {chosen.name}", columns, rows, join(*origins))
+
+    def predictions(self, gpu: str | Gpu | None = None) -> Table:
+        """A row a prediction: what was said before measuring, what was measured, hit, miss or tie."""
+        chosen = find_gpu(gpu or default_gpu())
+        rows, seen = [], []
+        for bound in self.versions:
+            said = bound.version.prediction
+            if said is None:
+                continue
+            pair = [self._timing(b, said.at, chosen) for b in (self[said.over], bound)]
+            found, verdict = "-", next((m for m in pair if isinstance(m, str)), "")
+            if not verdict:
+                over, this = pair
+                assert isinstance(over, Measurement) and isinstance(this, Measurement)
+                seen += [over, this]
+                low, high = over.interval[0] / this.interval[1], over.interval[1] / this.interval[0]
+                found, verdict = tables.ratio(over.seconds / this.seconds), said.verdict(low, high)
+            rows.append((bound.name, f"{said.over} / {bound.name}", describe(said.at),
+                         f"{said.ratio[0]:g} to {said.ratio[1]:g}", found, verdict, said.because))
+        columns = ("version", "ratio of times", "at", "predicted", "measured", "verdict", "because")
+        return Table(f"{self.study.title}: predictions, scored on {chosen.name}", columns, rows,
+                     join(*(m.origin for m in seen)), stale_notes(seen))
+
+    def published(self, name: str) -> Table:
+        """A table from elsewhere, data/published/<name>.csv, as it was printed, with its source."""
+        return published_table(self.workspace, name)
+
+    # ------------------------------------------------------------ pictures
+    def _shapes(self, over: str, fixed: Mapping[str, Any]) -> list[Any]:
+        """The declared shapes that have these sizes, smallest `over` first."""
+        self.study.make_shape(**{over: getattr(self.study.shapes[0], over, None)}, **fixed)
+        chosen = [s for s in self.study.shapes if all(getattr(s, name) == value for name, value in fixed.items())]
+        if not chosen:
+            raise PerflabError(f"no declared shape of {self.name} has {dict(fixed)}")
+        return sorted(chosen, key=lambda shape: getattr(shape, over))
+
+    def _measured_over(self, over: str, fixed: Mapping[str, Any], gpu: Gpu) -> dict[str, list[Measurement]]:
+        shapes = self._shapes(over, fixed)
+        found = {b.name: [self._timing(b, shape, gpu) for shape in shapes] for b in self.versions}
+        measured = {name: [m for m in row if isinstance(m, Measurement)] for name, row in found.items()}
+        if not any(measured.values()):
+            raise PerflabError(f"nothing of {self.name} is measured on {gpu.name} at {dict(fixed)}")
+        return {name: row for name, row in measured.items() if row}
+
+    def bandwidth(self, gpu: str | Gpu | None = None, over: str = "prefix", **fixed: Any) -> Picture:
+        """Bandwidth against the DRAM peak: useful (solid) and asked (dashed) by version, over a size."""
+        chosen = find_gpu(gpu or default_gpu())
+        lines, seen = [], []
+        for k, (name, row) in enumerate(self._measured_over(over, fixed, chosen).items()):
+            x = [getattr(m.shape, over) for m in row]
+            seen += row
+            lines.append(charts.Curve(f"{name}: useful", x, [m.useful_bytes_per_second for m in row], k))
+            asked = [m.asked_bytes_per_second for m in row]
+            if all(value is not None for value in asked):
+                lines.append(charts.Curve(f"{name}: asked", x, [value or 0.0 for value in asked], k, dashed=True))
+        peak = chosen.memory_bytes_per_second
+        levels = [charts.Level(f"DRAM peak, {tables.bytes_per_second(peak)} (datasheet)", peak)] if peak else []
+        title = f"{self.study.title}: bandwidth against peak"
+        return charts.curves(title, _device(chosen, fixed), join(*(m.origin for m in seen), CALCULATED), over,
+                             charts.BANDWIDTH, lines, levels)
+
+    def curve(self, gpu: str | Gpu | None = None, over: str = "prefix", **fixed: Any) -> Picture:
+        """Cold time by version over a size, with the floor of arithmetic below."""
+        chosen = find_gpu(gpu or default_gpu())
+        measured = self._measured_over(over, fixed, chosen)
+        lines = [charts.Curve(name, [getattr(m.shape, over) for m in row], [m.seconds for m in row], k)
+                 for k, (name, row) in enumerate(measured.items())]
+        longest = max(measured.values(), key=len)
+        floors = [max(floor_seconds(m.work, chosen, self.study.dtype)) for m in longest]
+        lines.append(charts.Curve("floor (datasheet)", [getattr(m.shape, over) for m in longest], floors, 6, dashed=True))
+        origins = join(*(m.origin for row in measured.values() for m in row), CALCULATED)
+        return charts.curves(f"{self.study.title}: cold time", _device(chosen, fixed), origins, over, charts.TIME, lines)
+
+    def slots(self, shape: Any, gpus: Sequence[str | Gpu]) -> Picture:
+        """Blocks of each version's grid beside the blocks each GPU holds at once: under one wave, SMs stand idle."""
+        rows: list[tuple[str, float, str]] = []
+        for gpu in map(find_gpu, gpus):
+            for bound in self.versions:
+                name = f"{bound.name}, {gpu.name}"
+                try:
+                    launch = bound.launches(shape, gpu)[0]
+                except NotApplicable:
+                    rows.append((name, 0, "n/a"))
+                    continue
+                found, blocks = occupancy_of(launch, gpu), math.prod(triple(launch.grid))
+                slots = found.blocks_per_sm * (gpu.sm_count or 0)
+                words = f"{blocks:,} blocks, {slots:,} slots on {gpu.sm_count} SMs: {found.waves:.2f} waves"
+                rows.append((name, blocks, words))
+        names, values, labels = zip(*rows, strict=True)
+        origin = str(Origin("calculated", "occupancy of the compiled kernels"))
+        return charts.bars(f"{self.study.title}: blocks against slots", describe(shape), origin, charts.BLOCKS, names, values,
+                           labels=labels)
+
+    def roofline(self, shape: Any, gpu: str | Gpu | None = None) -> Roofline:
+        """Every version as two points: the FLOPs over the bytes that must move, and over the bytes its loads ask for."""
+        chosen = find_gpu(gpu or default_gpu())
+        points = []
+        for bound in self.versions:
+            found = self._timing(bound, shape, chosen)
+            if isinstance(found, Measurement):
+                points.append(Point(bound.name, found.work.flops, found.work.bytes, found.seconds, origin=found.origin))
+        if not points:
+            raise PerflabError(f"nothing of {self.name} is measured on {chosen.name} at {describe(shape)}")
+        return Roofline(chosen, self.study.dtype, points, datasheet_roofs(chosen, self.study.dtype))
+
+
+def _device(gpu: Gpu, fixed: Mapping[str, Any]) -> str:
+    return ", ".join([gpu.name, *(f"{name} {value}" for name, value in fixed.items())])
+
+
+def published_table(here: Workspace, name: str) -> Table:
+    """data/published/<name>.csv: comment lines are its source and notes; blank cells are shown as n/a."""
+    import csv
+
+    from perflab.errors import unknown
+
+    file = here.published / f"{name}.csv"
+    if not file.is_file():
+        raise unknown("published table", name, sorted(f.stem for f in here.published.glob("*.csv")))
+    lines = file.read_text().splitlines()
+    notes = [line.lstrip("# ") for line in lines if line.startswith("#")]
+    columns, *rows = csv.reader(line for line in lines if line and not line.startswith("#"))
+    source = next((note.removeprefix("source: ") for note in notes if note.startswith("source: ")), "")
+    if not source:
+        raise PerflabError(f"{file.name} names no source: its first line is '# source: …'")
+    return Table(f"Published: {name}", columns, [[value or "n/a" for value in row] for row in rows],
+                 str(Origin("published", source)), [n for n in notes if not n.startswith("source: ")])
