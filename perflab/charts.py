@@ -33,6 +33,14 @@ class Level:
 
 
 @dataclass(frozen=True)
+class Mark:
+    """A stroke on every bar, at a value of its own, with the name of what it is."""
+
+    name: str
+    values: Sequence[float]
+
+
+@dataclass(frozen=True)
 class Axis:
     """What an axis shows: its label with the unit, how much one unit on it is, and how a value is written in text."""
 
@@ -51,7 +59,7 @@ def curves(title: str, device: str, origin: str, x_label: str, axis: Axis, lines
     """Log-log curves over a size, each named at its right end, with levels across."""
     text = "\n".join([
         f"{title} [{device}]",
-        *(f"  {line.name}: " + ", ".join(f"{x:,g}: {axis.write(y)}" for x, y in zip(line.x, line.y, strict=True))
+        *(f"  {line.name}: " + ", ".join(f"{_plain(x)}: {axis.write(y)}" for x, y in zip(line.x, line.y, strict=True))
           for line in lines),
         *(f"  {level.name}: {axis.write(level.y)}" for level in levels),
         f"  origin: {origin}",
@@ -66,8 +74,12 @@ def curves(title: str, device: str, origin: str, x_label: str, axis: Axis, lines
         _levels(axes, levels, axis)
         axes.set(xscale="log", yscale="log", xlabel=x_label, ylabel=axis.label)
         ticks = sorted({x for line in lines for x in line.x})
-        axes.set_xticks(ticks, [f"{x:,g}" for x in ticks])
         axes.minorticks_off()
+        axes.set_xticks(ticks, [_plain(x) for x in ticks])
+        low, high = axes.get_ylim()
+        if high / low < 30:  # a decade or so has too few powers of ten to read a value by
+            steps = [step * 10.0**power for power in range(-3, 9) for step in (1, 2, 5)]
+            axes.set_yticks([y for y in steps if low <= y <= high], [_plain(y) for y in steps if low <= y <= high])
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
         return figure
 
@@ -75,32 +87,33 @@ def curves(title: str, device: str, origin: str, x_label: str, axis: Axis, lines
 
 
 def bars(title: str, device: str, origin: str, axis: Axis, names: Sequence[str], values: Sequence[float],
-         levels: Sequence[Level] = (), labels: Sequence[str] | None = None) -> figures.Picture:
-    """A horizontal bar a name, from 0, with its value written at its end, and levels down the picture."""
+         labels: Sequence[str] | None = None, marks: Sequence[Mark] = ()) -> figures.Picture:
+    """A horizontal bar a name, from 0, with its value or label written at its end, and marks across it."""
     written = list(labels or (axis.write(value) for value in values))
-    wide = max(map(len, [*names, *(level.name for level in levels)]))
+    wide = max(map(len, names))
     text = "\n".join([
         f"{title} [{device}]",
         *(f"  {name:<{wide}}  {label}" for name, label in zip(names, written, strict=True)),
-        *(f"  {level.name:<{wide}}  {axis.write(level.y)}" for level in levels),
         f"  origin: {origin}",
     ])
 
     def draw() -> Figure:
         figure, axes = figures.frame(title, device, origin, height_inches=1.9 + 0.45 * len(names))
-        places = range(len(names))
-        axes.barh(places, [value / axis.unit for value in values], height=0.6, color=figures.color(0))
-        for place, value, label in zip(places, values, written, strict=True):
-            axes.annotate(label, (value / axis.unit, place), (5, 0), textcoords="offset points", va="center")
-        for k, level in enumerate(levels):
-            axes.axvline(level.y / axis.unit, color=figures.color(k + 1), linestyle="--", label=level.name)
-        axes.set_yticks(list(places), list(names))
+        places = list(range(len(names)))
+        axes.barh(places, [value / axis.unit for value in values], height=0.55, color=figures.color(0))
+        for k, mark in enumerate(marks, 1):
+            axes.plot([value / axis.unit for value in mark.values], places, linestyle="none", marker="|", markersize=24,
+                      markeredgewidth=3, color=figures.color(k), label=mark.name)
+        ends = [max(all_of) / axis.unit for all_of in zip(values, *(mark.values for mark in marks), strict=True)]
+        for place, end, label in zip(places, ends, written, strict=True):
+            axes.annotate(label, (end, place), (8, 0), textcoords="offset points", va="center")
+        axes.set_yticks(places, list(names))
         axes.invert_yaxis()
-        axes.margins(x=0.25)
-        axes.set(xlabel=axis.label, xlim=(0, None))
+        axes.set(xlabel=axis.label, xlim=(0, 1.9 * max(ends) or 1))
         axes.grid(visible=False, axis="y")
-        if levels:
-            axes.legend(loc="upper left", bbox_to_anchor=(0.0, -0.25), ncols=2)
+        if marks:
+            axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=len(marks))
+            axes.set_title(device, pad=28)
         return figure
 
     return figures.Picture(text, draw)
@@ -110,4 +123,10 @@ def _levels(axes: Axes, levels: Sequence[Level], axis: Axis) -> None:
     for level in levels:
         axes.axhline(level.y / axis.unit, color=figures.GREY, linestyle=":", linewidth=1.4)
         axes.annotate(level.name, (0.01, level.y / axis.unit), (0, 3), xycoords=("axes fraction", "data"),
-                      textcoords="offset points", fontsize=8.5, color=figures.GREY)
+                      textcoords="offset points", fontsize=8.5, color=figures.GREY,
+                      bbox={"fc": "white", "ec": "none", "pad": 0.5})
+
+
+def _plain(value: float) -> str:
+    """A tick as a person writes it: 67,108,864, not 6.71e+07."""
+    return f"{value:,.0f}" if value == int(value) else f"{value:g}"

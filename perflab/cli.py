@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True,
                   help="Performance analysis of CUDA kernels: every question but 'how fast' needs no GPU.")
 
-Gpus = Annotated[list[str] | None, typer.Option("--gpu", help="A GPU or architecture (H200, sm_120); may be repeated; 'all'.")]
+Gpus = Annotated[list[str] | None, typer.Option("--gpu", help="A GPU or architecture (H200, sm_120); may be repeated.")]
+GpusOrAll = Annotated[list[str] | None, typer.Option("--gpu", help="A GPU or architecture; may be repeated; or 'all'.")]
 Name = Annotated[str | None, typer.Option(help="The kernel, for a template its instance: 'saxpy<float>'.")]
 Defines = Annotated[list[str] | None, typer.Option("--define", "-D", help="NAME=VALUE for the compiler.")]
 Versions = Annotated[list[str] | None, typer.Option("--version", help="Only this version; may be repeated.")]
@@ -40,7 +41,7 @@ def _study(name: str) -> tuple[Study, Path]:
 @app.command()
 def explain(
     file: Path,
-    gpu: Gpus = None,
+    gpu: GpusOrAll = None,
     name: Name = None,
     block: Annotated[int | None, typer.Option(help="Threads a block; else the launch bounds, else 256.")] = None,
     dynamic_shared: Annotated[int, typer.Option(help="Dynamic shared memory a block, in bytes.")] = 0,
@@ -50,7 +51,8 @@ def explain(
     """One screen about any .cu file: registers, spills and where, occupancy and its limiter by GPU, the next cheaper step."""
     from perflab.explanation import explain as explained
 
-    found = explained(file, name=name, gpus=gpu, block=block, dynamic_shared=dynamic_shared, defines=_defines(define))
+    gpus = "all" if gpu == ["all"] else gpu
+    found = explained(file, name, gpus, block, dynamic_shared, _defines(define))
     typer.echo(found.markdown() if markdown else str(found))
 
 

@@ -72,7 +72,8 @@ class Measurement:
         for label, series in (("cold L2", self.timing.cold), ("hot L2", self.timing.hot)):
             low, high = series.interval_seconds
             useful = self.work.bytes / series.median_seconds
-            rows.append((label, tables.seconds(series.median_seconds), f"{tables.seconds(low)} to {tables.seconds(high)}",
+            ends = (f"{100 * (end / series.median_seconds - 1):+.2f}" for end in (low, high))
+            rows.append((label, tables.seconds(series.median_seconds), " to ".join(ends) + " %",
                          len(series.samples_seconds), tables.bytes_per_second(useful),
                          tables.percent(useful / peak if peak else None),
                          tables.flops_per_second(self.work.flops / series.median_seconds), series.stopped))

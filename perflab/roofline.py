@@ -176,6 +176,12 @@ class Roofline:
     points: Sequence[Point]
     roofs: Sequence[Roof] | None = None
     arrow: bool = True
+    title: str = ""
+
+    @property
+    def headline(self) -> str:
+        """What is shown: the title given, else the dtype."""
+        return f"{self.title or 'Roofline'} ({self.dtype})"
 
     @property
     def device(self) -> Gpu:
@@ -201,7 +207,7 @@ class Roofline:
             rows.append([*row, tables.percent(bound.fraction), f"{bound.roof.name} ({bound.roof.origin.kind})"])
         notes = [f"roof {roof}" for roof in self.all_roofs] + [b.diagnosis for b in self.bounds if b.diagnosis]
         origin = join(*(point.origin for point in self.points))
-        return Table(f"{self.device.name}, roofline of {self.dtype}", columns, rows, origin, notes)
+        return Table(f"{self.headline} on {self.device.name}", columns, rows, origin, notes)
 
     def figure(self) -> Figure:
         """The picture, to change or to save."""
@@ -230,8 +236,7 @@ def _draw(roofline: Roofline) -> Figure:
     compute = [roof for roof in roofline.all_roofs if roof.unit == FLOPS]
     memory = [roof for roof in roofline.all_roofs if roof.unit == BYTES]
     origin = join(*(point.origin for point in points), *(roof.origin for roof in roofline.all_roofs))
-    title = f"Roofline of {roofline.dtype}"
-    figure, axes = figures.frame(title, roofline.device.name, origin, height_inches=5.2)
+    figure, axes = figures.frame(roofline.headline, roofline.device.name, origin, height_inches=5.2)
     axes.set(xscale="log", yscale="log", xlabel="intensity, FLOP per byte", ylabel="rate, TFLOP/s")
     top = max(roof.value for roof in compute)
     x = [point.intensity for point in points] + [top / roof.value for roof in memory] or [1.0]

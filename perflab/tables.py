@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 NOTHING = "-"
+SILENT = ("", NOTHING, "n/a", "not measured")  # cells that stand where a quantity could not
+LONG = 44  # characters of a cell from which it may break in HTML
 _QUANTITY = re.compile(r"[-+~<>≤≥±]*\s?\d[\d,.]*(e[-+]?\d+)?x?( ?[%A-Za-z][%A-Za-z/]*)?")
 
 
@@ -55,8 +57,10 @@ def intensity(value: float | None) -> str:
 
 
 def percent(fraction: float | None) -> str:
-    """A fraction as a percentage with one decimal: 0.6618 -> '66.2 %'."""
-    return NOTHING if fraction is None or math.isnan(fraction) else f"{100 * fraction:.1f} %"
+    """A fraction as a percentage with one decimal, small ones with one digit: 0.6618 -> '66.2 %', 0.0003 -> '0.03 %'."""
+    if fraction is None or math.isnan(fraction):
+        return NOTHING
+    return f"{100 * fraction:.1f} %" if fraction == 0 or abs(fraction) >= 5e-4 else f"{100 * fraction:.1g} %"
 
 
 def ratio(value: float | None) -> str:
@@ -160,8 +164,8 @@ class Table:
 
 
 def _right_aligned(cells: Sequence[Sequence[str]], columns: int) -> list[bool]:
-    """Which columns hold quantities only; a blank or '-' says nothing either way, and a column of them is text."""
-    said = [[row[k].strip() for row in cells if row[k].strip() not in ("", NOTHING)] for k in range(columns)]
+    """Which columns hold quantities only; a SILENT cell says nothing either way, and a column of them is text."""
+    said = [[row[k].strip() for row in cells if row[k].strip() not in SILENT] for k in range(columns)]
     return [bool(texts) and all(_QUANTITY.fullmatch(text) for text in texts) for texts in said]
 
 
@@ -178,6 +182,11 @@ def _piped(text: str) -> str:
 def _html_row(tag: str, texts: Sequence[str], right: Sequence[bool], style: str) -> str:
     sides = ["right" if is_right else "left" for is_right in right]
     return "<tr>" + "".join(
-        f'<{tag} style="{style}text-align:{side};padding:2px 10px;white-space:nowrap">{html.escape(text)}</{tag}>'
+        f'<{tag} style="{style}text-align:{side};padding:2px 10px;{_breaks(text)}">{html.escape(text)}</{tag}>'
         for text, side in zip(texts, sides, strict=True)
     ) + "</tr>"
+
+
+def _breaks(text: str) -> str:
+    """Short cells stay on one line; a long one breaks, but not into slivers."""
+    return "white-space:nowrap" if len(text) < LONG else "min-width:20em"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 from perflab import charts, tables
@@ -19,12 +20,12 @@ from perflab.gpus import gpu as find_gpu
 from perflab.listing import Listing
 from perflab.measurement import CALCULATED, Measurement, describe, floor_seconds, stale_notes
 from perflab.measuring import measure
-from perflab.occupancy_model import Occupancy
+from perflab.occupancy_model import TITLES, Occupancy
 from perflab.origins import Origin, join
 from perflab.planning import identity_of, make_plan, shape_labels
 from perflab.records import Identity, Record, RecordStore, stale_reasons
 from perflab.resources import Resources
-from perflab.roofline import Point, Roofline, datasheet_roofs
+from perflab.roofline import Point, Roofline
 from perflab.studies import Launch, NotApplicable, Study, Version, load_study, triple
 from perflab.tables import Table
 from perflab.timing import Timing
@@ -153,18 +154,11 @@ def occupancy_of(launch: Launch, gpu: Gpu) -> Occupancy:
     return found
 
 
-def _occupancy_rows(bound: BoundVersion, shape: Any, gpu: Gpu) -> Iterator[tuple[tuple, list[Origin]]]:
-    """The cells of each launch, and their origin; one row that says why where the version cannot run."""
-    try:
-        launches = bound.launches(shape, gpu)
-    except NotApplicable as reason:
-        yield ("n/a", *["-"] * 5, str(reason)), []
-        return
-    for launch in launches:
-        found = occupancy_of(launch, gpu)
-        yield (math.prod(triple(launch.grid)), f"{launch.dynamic_shared:,}", found.blocks_per_sm,
-               f"{found.warps_per_sm} of {gpu.limits.warps_per_sm}", tables.percent(found.fraction),
-               "-" if found.waves is None else f"{found.waves:.2f}", ", ".join(found.limiters)), [found.origin]
+def _occupancy_cells(launch: Launch, found: Occupancy) -> tuple:
+    """One launch in a table: its size, what an SM holds of it, what limits that, and its waves."""
+    return (math.prod(triple(launch.grid)), f"{launch.dynamic_shared:,} B", found.blocks_per_sm,
+            f"{found.warps_per_sm} of {found.gpu.limits.warps_per_sm}", tables.percent(found.fraction),
+            "-" if found.waves is None else f"{found.waves:.2f}", ", ".join(TITLES[name] for name in found.limiters))
 
 
 # ---------------------------------------------------------------- the study
@@ -239,17 +233,26 @@ class Workbench:
         """A row a launch, GPU and shape (one, or a list): blocks asked and held, warps, what limits them, waves."""
         shapes = list(shape) if isinstance(shape, (list, tuple)) else [shape]
         labels = shape_labels([asdict(s) for s in shapes]) if len(shapes) > 1 else [""]
-        rows, origins = [], []
-        for bound in self.versions:
-            for gpu in map(find_gpu, gpus or [default_gpu()]):
-                for one, label in zip(shapes, labels, strict=True):
-                    for cells, origin in _occupancy_rows(bound, one, gpu):
-                        rows.append((bound.name, gpu.name, *([label] if len(shapes) > 1 else []), *cells))
-                        origins += origin
-        columns = ("version", "GPU", *(["at"] if len(shapes) > 1 else []), "blocks", "dynamic shared [B]", "blocks per SM",
-                   "warps per SM", "occupancy", "waves", "limited by")
+        rows: list[tuple] = []
+        origins: list[Origin] = []
+        notes = []
+        for bound, gpu in product(self.versions, map(find_gpu, gpus or [default_gpu()])):
+            for one, label in zip(shapes, labels, strict=True):
+                head = (bound.name, gpu.name, *([label] if len(shapes) > 1 else []))
+                try:
+                    launches = bound.launches(one, gpu)
+                except NotApplicable as reason:
+                    rows.append((*head, "n/a", *["-"] * 6))
+                    notes.append(f"{bound.name}: {reason}")
+                    continue
+                for launch in launches:
+                    found = occupancy_of(launch, gpu)
+                    rows.append((*head, *_occupancy_cells(launch, found)))
+                    origins.append(found.origin)
+        columns = ("version", "GPU", *(["at"] if len(shapes) > 1 else []), "blocks", "dynamic shared", "blocks/SM", "warps/SM",
+                   "occupancy", "waves", "limited by")
         at = describe(shapes[0]) if len(shapes) == 1 else f"{len(shapes)} shapes"
-        return Table(f"{self.study.title}: occupancy at {at}", columns, rows, join(*origins))
+        return Table(f"{self.study.title}: occupancy at {at}", columns, rows, join(*origins), list(dict.fromkeys(notes)))
 
     def _timing(self, bound: BoundVersion, shape: Any, gpu: Gpu) -> Measurement | str:
         """The measurement, or the word that stands in its place: 'n/a' (cannot run) or 'not measured'."""
@@ -294,9 +297,10 @@ class Workbench:
             ends = [m.seconds if isinstance(m, Measurement) else None for m in (found[0], found[-1])]
             speed_up = tables.ratio(ends[0] / ends[1]) if ends[0] and ends[1] else "-"
             rows.append((*self.study.facts(shape).values(),
-                         *(m if isinstance(m, str) else tables.seconds(m.seconds) for m in found), speed_up))
+                         *(m if isinstance(m, str) else tables.seconds(m.seconds) for m in found),
+                         *([speed_up] if len(found) > 1 else [])))
         names = tuple(bound.name for bound in self.versions)
-        columns = (*self.study.facts(self.study.shapes[0]), *names, f"{names[0]} / {names[-1]}")
+        columns = (*self.study.facts(self.study.shapes[0]), *names, *([f"{names[0]} / {names[-1]}"] if len(names) > 1 else []))
         return Table(f"{self.study.title} on {chosen.name}: cold medians", columns, rows, join(*(m.origin for m in seen)),
                      stale_notes(seen))
 
@@ -326,7 +330,7 @@ class Workbench:
     def predictions(self, gpu: str | Gpu | None = None) -> Table:
         """A row a prediction: what was said before measuring, what was measured, hit, miss or tie."""
         chosen = find_gpu(gpu or default_gpu())
-        rows, seen = [], []
+        rows, seen, reasons = [], [], []
         for bound in self.versions:
             said = bound.version.prediction
             if said is None:
@@ -339,11 +343,12 @@ class Workbench:
                 seen += [over, this]
                 low, high = over.interval[0] / this.interval[1], over.interval[1] / this.interval[0]
                 found, verdict = tables.ratio(over.seconds / this.seconds), said.verdict(low, high)
-            rows.append((bound.name, f"{said.over} / {bound.name}", describe(said.at),
-                         f"{said.ratio[0]:g} to {said.ratio[1]:g}", found, verdict, said.because))
-        columns = ("version", "ratio of times", "at", "predicted", "measured", "verdict", "because")
+            rows.append((f"{said.over} / {bound.name}", self._telling(said.at), f"{said.ratio[0]:g} to {said.ratio[1]:g}",
+                         found, verdict))
+            reasons.append(f"{bound.name} was predicted because: {said.because}")
+        columns = ("ratio of times", "at", "predicted", "measured", "verdict")
         return Table(f"{self.study.title}: predictions, scored on {chosen.name}", columns, rows,
-                     join(*(m.origin for m in seen)), stale_notes(seen))
+                     join(*(m.origin for m in seen)), [*reasons, *stale_notes(seen)])
 
     def published(self, name: str) -> Table:
         """A table from elsewhere, data/published/<name>.csv, as it was printed, with its source."""
@@ -373,10 +378,12 @@ class Workbench:
         for k, (name, row) in enumerate(self._measured_over(over, fixed, chosen).items()):
             x = [getattr(m.shape, over) for m in row]
             seen += row
-            lines.append(charts.Curve(f"{name}: useful", x, [m.useful_bytes_per_second for m in row], k))
-            asked = [m.asked_bytes_per_second for m in row]
-            if all(value is not None for value in asked):
-                lines.append(charts.Curve(f"{name}: asked", x, [value or 0.0 for value in asked], k, dashed=True))
+            useful = [m.useful_bytes_per_second for m in row]
+            asked = [m.asked_bytes_per_second or 0.0 for m in row]
+            same = asked == useful
+            lines.append(charts.Curve(f"{name}: useful" + (" = asked" if same else ""), x, useful, k))
+            if all(asked) and not same:
+                lines.append(charts.Curve(f"{name}: asked", x, asked, k, dashed=True))
         peak = chosen.memory_bytes_per_second
         levels = [charts.Level(f"DRAM peak, {tables.bytes_per_second(peak)} (datasheet)", peak)] if peak else []
         title = f"{self.study.title}: bandwidth against peak"
@@ -397,23 +404,27 @@ class Workbench:
 
     def slots(self, shape: Any, gpus: Sequence[str | Gpu]) -> Picture:
         """Blocks of each version's grid beside the blocks each GPU holds at once: under one wave, SMs stand idle."""
-        rows: list[tuple[str, float, str]] = []
-        for gpu in map(find_gpu, gpus):
-            for bound in self.versions:
-                name = f"{bound.name}, {gpu.name}"
-                try:
-                    launch = bound.launches(shape, gpu)[0]
-                except NotApplicable:
-                    rows.append((name, 0, "n/a"))
-                    continue
-                found, blocks = occupancy_of(launch, gpu), math.prod(triple(launch.grid))
-                slots = found.blocks_per_sm * (gpu.sm_count or 0)
-                words = f"{blocks:,} blocks, {slots:,} slots on {gpu.sm_count} SMs: {found.waves:.2f} waves"
-                rows.append((name, blocks, words))
-        names, values, labels = zip(*rows, strict=True)
+        rows: list[tuple[str, float, float, float, str]] = []
+        for gpu, bound in product(map(find_gpu, gpus), self.versions):
+            name, sms = f"{bound.name}, {gpu.name}", gpu.sm_count or 0
+            try:
+                launch = bound.launches(shape, gpu)[0]
+            except NotApplicable:
+                rows.append((name, 0, sms, sms, "n/a"))
+                continue
+            found, blocks = occupancy_of(launch, gpu), math.prod(triple(launch.grid))
+            slots = found.blocks_per_sm * sms
+            words = f"{blocks:,} blocks, {slots:,} slots on {sms} SMs: {found.waves:.2f} waves"
+            rows.append((name, blocks, sms, slots, words))
+        names, values, sms_of, slots_of, labels = zip(*rows, strict=True)
         origin = str(Origin("calculated", "occupancy of the compiled kernels"))
+        marks = [charts.Mark("SMs", sms_of), charts.Mark("slots: blocks held at once", slots_of)]
         return charts.bars(f"{self.study.title}: blocks against slots", describe(shape), origin, charts.BLOCKS, names, values,
-                           labels=labels)
+                           labels, marks)
+
+    def _telling(self, shape: Any) -> str:
+        """A shape by the sizes in which the declared ones differ: short enough for a picture's title."""
+        return shape_labels([asdict(s) for s in (shape, *self.study.shapes)])[0]
 
     def roofline(self, shape: Any, gpu: str | Gpu | None = None) -> Roofline:
         """Every version as two points: the FLOPs over the bytes that must move, and over the bytes its loads ask for."""
@@ -425,7 +436,7 @@ class Workbench:
                 points.append(Point(bound.name, found.work.flops, found.work.bytes, found.seconds, origin=found.origin))
         if not points:
             raise PerflabError(f"nothing of {self.name} is measured on {chosen.name} at {describe(shape)}")
-        return Roofline(chosen, self.study.dtype, points, datasheet_roofs(chosen, self.study.dtype))
+        return Roofline(chosen, self.study.dtype, points, title=f"{self.study.title}: roofline at {self._telling(shape)}")
 
 
 def _device(gpu: Gpu, fixed: Mapping[str, Any]) -> str:

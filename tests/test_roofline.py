@@ -134,7 +134,7 @@ def ladder() -> Roofline:
 
 def test_the_table_says_what_binds_and_where_it_is_from() -> None:
     text = str(ladder())
-    assert text.startswith("H200, roofline of float32") and text == str(ladder())
+    assert text.startswith("Roofline (float32) on H200") and text == str(ladder())
     naive = next(line for line in text.splitlines() if line.startswith("naive"))
     assert naive.split() == ["naive", "19.6", "ms", "10.0", "1.22", "122", "DRAM", "2.8", "%", "DRAM", "copy", "(measured)"]
     for words in ("origin: measured (H200, 2026-01-05)", "roof DRAM 4,800 GB/s, published (datasheet of the H200)"):

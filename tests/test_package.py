@@ -1,0 +1,112 @@
+"""The package as a whole: cheap to import, one-way imports, names that nothing shadows, the architecture page true."""
+
+import ast
+import os
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import perflab as pl
+
+ROOT = Path(__file__).parent.parent
+HEAVY = ("numpy", "pandas", "matplotlib", "cupy", "cuda", "IPython", "nbconvert")
+MODULES = [module.name for module in pkgutil.iter_modules(pl.__path__)]
+
+
+def table_order() -> list[str]:
+    """The modules in the order in which docs/architecture.md lists them."""
+    rows = (ROOT / "docs" / "architecture.md").read_text().splitlines()
+    return [name for row in rows if row.startswith("| `") for name in re.findall(r"`(\w+)\.py`", row.split("|")[1])]
+
+
+def test_import_loads_nothing_heavy():
+    code = f"import sys, perflab; print([m for m in {HEAVY} if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("command", [["gpus"], ["--help"], ["explain", "--help"]])
+def test_cheap_commands_load_nothing_heavy(command):
+    code = (f"import sys; from perflab import cli\nsys.argv[1:] = {command!r}\ntry:\n    cli.main()\nexcept SystemExit:\n"
+            f"    pass\nprint([m for m in {HEAVY} if m in sys.modules], file=sys.stderr)")
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr.strip() == "[]"
+
+
+def test_no_module_has_an_exported_name():
+    assert not set(pl.__all__) & set(MODULES)
+
+
+def test_every_exported_name_is_the_same_before_and_after_all_modules_are_imported():
+    code = (
+        "import importlib, perflab as pl\n"
+        "first = {name: getattr(pl, name) for name in pl.__all__}\n"
+        f"for module in {MODULES}: importlib.import_module('perflab.' + module)\n"
+        "assert all(getattr(pl, name) is value and callable(value) for name, value in first.items())\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_each_public_function_works_twice():
+    pl.workspace(ROOT)
+    kernel = 'extern "C" __global__ void copy(float* x) { x[threadIdx.x] += 1; }'
+    calls = {
+        "default_gpu": lambda: pl.default_gpu().name,
+        "explain": lambda: str(pl.explain(ROOT / "kernels" / "saxpy" / "00_scalar.cu")),
+        "gpu": lambda: pl.gpu("H200").name,
+        "gpu_names": pl.gpu_names,
+        "largest_dynamic_shared": lambda: pl.largest_dynamic_shared("H100", 256, 64, 2),
+        "live": lambda: pl.live(False),
+        "load": lambda: pl.load(kernel, "copy").label,
+        "occupancy": lambda: str(pl.occupancy(gpu="sm_90", block=256, registers=64)),
+        "occupancy_grid": lambda: pl.occupancy_grid("sm_90", block=[64, 128], registers=32).blocks_per_sm.tolist(),
+        "study": lambda: str(pl.study("saxpy")),
+        "workspace": lambda: str(pl.workspace()),
+    }
+    assert set(calls) == set(pl.__all__) - {"PerflabError"}
+    for call in calls.values():
+        assert call() == call()
+
+
+def test_unknown_names_are_attribute_errors():
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        getattr(pl, "non" + "sense")
+
+
+def test_the_architecture_page_lists_every_module_once():
+    assert sorted(table_order()) == sorted(MODULES)
+
+
+def test_modules_import_only_from_above():
+    """Imports at the top of a module; a verb may reach to the right at call time, inside its function."""
+    order = table_order()
+    wrong = []
+    for name in MODULES:
+        tree = ast.parse((ROOT / "perflab" / f"{name}.py").read_text())
+        for node in tree.body:
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("perflab"):
+                sources = [node.module.split(".")[1]] if "." in node.module else [alias.name for alias in node.names]
+                wrong += [f"{name} <- {source}" for source in sources if order.index(source) >= order.index(name)]
+    assert not wrong
+
+
+def test_the_compiler_and_the_gpu_are_reached_from_one_module_each():
+    found = {}
+    for name in MODULES:
+        text = (ROOT / "perflab" / f"{name}.py").read_text()
+        for library in ("cuda.bindings", "cupy", "pynvml"):
+            if re.search(rf"^\s*(from|import) {library}\b", text, re.M):
+                found.setdefault(library, []).append(name)
+    assert found == {"cuda.bindings": ["compile"], "cupy": ["device"], "pynvml": ["device"]}
+
+
+def test_no_file_names_a_registry_or_a_path_of_this_machine():
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if tracked.returncode:
+        pytest.skip("not a git checkout")
+    host = re.compile(r"pypi\.org|pythonhosted|registry\.npmjs|index-url|" + re.escape(os.path.expanduser("~") + "/"))
+    bad = [name for name in tracked.stdout.split() if not name.endswith(".png") and name != "tests/test_package.py"
+           and host.search((ROOT / name).read_text(errors="ignore"))]
+    assert not bad
