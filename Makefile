@@ -27,8 +27,10 @@ lab: .venv/.set-lab
 notebooks: .venv/.set-core
 	$(BIN)/perflab notebooks
 
-test-gpu: .venv/.set-test
-	$(BIN)/python -m pytest tests/gpu
+# Where nothing can be installed, bring your own Python with pytest, numpy and CuPy: make test-gpu GPU_PYTHON=python3
+GPU_PYTHON ?= $(BIN)/python
+test-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),.venv/.set-test)
+	$(GPU_PYTHON) -m pytest -rs tests/gpu
 
 # The pages of the report and JupyterLab in a real browser; skipped, with the reason, where there is no Chromium.
 test-browser: .venv/.set-browser .venv/.set-lab report

@@ -100,6 +100,18 @@ def describe(shape: Any) -> str:
     return ", ".join(f"{name} {tables.cell(value)}" for name, value in parts)
 
 
+def ratio_interval(over: Measurement, this: Measurement) -> tuple[float, float]:
+    """Where the ratio of the two cold medians lies if each lies in its own 95 % interval: over / this, (low, high)."""
+    return over.interval[0] / this.interval[1], over.interval[1] / this.interval[0]
+
+
+def speed_up(over: Measurement, this: Measurement) -> str:
+    """The ratio of cold medians in words, '1.21x'; a tie where their intervals leave it open which is faster."""
+    low, high = ratio_interval(over, this)
+    tie = over is not this and low <= 1 <= high
+    return tables.ratio(over.seconds / this.seconds) + (" (tie)" if tie else "")
+
+
 def stale_notes(seen: Sequence[Measurement]) -> list[str]:
     """A line a stale measurement: which, and why."""
     return [f"STALE: {m.version} at {describe(m.shape)}: {reason}" for m in seen for reason in m.stale]

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import product
 from typing import Any
 
@@ -18,7 +18,7 @@ from perflab.gpus import Gpu
 from perflab.gpus import default_gpu as chosen_gpu
 from perflab.gpus import gpu as find_gpu
 from perflab.listing import Listing
-from perflab.measurement import CALCULATED, Measurement, describe, floor_seconds, stale_notes
+from perflab.measurement import CALCULATED, Measurement, describe, floor_seconds, ratio_interval, speed_up, stale_notes
 from perflab.measuring import measure
 from perflab.occupancy_model import TITLES, Occupancy
 from perflab.origins import Origin, join
@@ -44,11 +44,17 @@ def is_live() -> bool:
     return _live[0] if _live else os.environ.get("PERFLAB_LIVE", "") == "1"
 
 
-def default_gpu() -> Gpu:
-    """The GPU to talk about: PERFLAB_GPU, else the GPU in this machine, else the H200 that the records are from."""
+@cache
+def gpu_here() -> Gpu | None:
+    """The GPU of this machine, or None; asked once a process."""
     from perflab.device import local_gpu
 
-    return chosen_gpu(local_gpu)
+    return local_gpu()
+
+
+def default_gpu() -> Gpu:
+    """The GPU to talk about: PERFLAB_GPU, else the GPU in this machine, else the H200 that the records are from."""
+    return chosen_gpu(gpu_here)
 
 
 def study(name: str) -> Workbench:
@@ -100,7 +106,8 @@ class BoundVersion:
         """The recorded times at a shape (live: measured now, where the GPU is in this machine). No record is an error."""
         chosen = find_gpu(gpu or default_gpu())
         self.launches(shape, chosen)
-        if is_live() and _is_here(chosen):
+        here = gpu_here() if is_live() else None
+        if here is not None and here.name == chosen.name:
             return self.measure(shape)
         record = self.bench.record(self.name, shape, chosen, "timing")
         if record is None:
@@ -126,8 +133,7 @@ class BoundVersion:
 
     def measure(self, shape: Any) -> Measurement:
         """Check and time this version at a shape on the GPU of this machine, now; kept in the workspace's records."""
-        self.bench.measure(versions=[self.name], shapes=[shape])
-        gpu = default_gpu()
+        gpu = self.bench.measure(versions=[self.name], shapes=[shape])
         record = self.bench.record(self.name, shape, gpu, "timing")
         if record is None:
             raise PerflabError(f"{self.name} was not timed at {describe(shape)}: {self.check(shape, gpu)}")
@@ -137,13 +143,6 @@ class BoundVersion:
         return f"{self.bench.name}/{self.name}: {self.version.change}"
 
     __repr__ = __str__
-
-
-def _is_here(gpu: Gpu) -> bool:
-    from perflab.device import local_gpu
-
-    here = local_gpu()
-    return here is not None and here.name == gpu.name
 
 
 def occupancy_of(launch: Launch, gpu: Gpu) -> Occupancy:
@@ -203,17 +202,17 @@ class Workbench:
         """The newest record of that kind, or None."""
         return self.store.find(self.name, version, asdict(shape), gpu.name, kind, self.study.dtype)
 
-    def measure(self, versions: Sequence[str] | None = None, shapes: Sequence[Any] | None = None) -> None:
+    def measure(self, versions: Sequence[str] | None = None, shapes: Sequence[Any] | None = None) -> Gpu:
         """Check and time versions at shapes on the GPU of this machine, in a process of its own; kept in the records."""
-        from perflab.device import local_gpu
         from perflab.worker import Worker
 
-        gpu = local_gpu()
+        gpu = gpu_here()
         if gpu is None:
             raise PerflabError("no NVIDIA GPU in this machine: measure on one with --on ssh://its-host, or `perflab pack`")
         plan = make_plan(self.study, self.workspace.study_folder(self.name), gpu, versions, shapes, self.store)
         with Worker() as worker:
             measure(plan, worker, on_record=lambda record: self.store.add([record]), on_note=print)
+        return gpu
 
     # ------------------------------------------------------------ tables
     def resources(self, gpus: Sequence[str | Gpu] | None = None) -> Table:
@@ -276,7 +275,7 @@ class Workbench:
             seen.append(found)
             first = first or found
             peak, roof = chosen.memory_bytes_per_second, chosen.peaks.get(self.study.dtype)
-            rows.append((bound.name, tables.seconds(found.seconds), tables.ratio(first.seconds / found.seconds),
+            rows.append((bound.name, tables.seconds(found.seconds), speed_up(first, found),
                          tables.bytes_per_second(found.useful_bytes_per_second),
                          tables.percent(found.useful_bytes_per_second / peak if peak else None),
                          tables.bytes_per_second(found.asked_bytes_per_second),
@@ -294,11 +293,10 @@ class Workbench:
         for shape in self._shapes(over, fixed):
             found = [self._timing(bound, shape, chosen) for bound in self.versions]
             seen += [m for m in found if isinstance(m, Measurement)]
-            ends = [m.seconds if isinstance(m, Measurement) else None for m in (found[0], found[-1])]
-            speed_up = tables.ratio(ends[0] / ends[1]) if ends[0] and ends[1] else "-"
+            ends = [m for m in (found[0], found[-1]) if isinstance(m, Measurement)]
             rows.append((*self.study.facts(shape).values(),
                          *(m if isinstance(m, str) else tables.seconds(m.seconds) for m in found),
-                         *([speed_up] if len(found) > 1 else [])))
+                         *([speed_up(*ends) if len(ends) == 2 else "-"] if len(found) > 1 else [])))
         names = tuple(bound.name for bound in self.versions)
         columns = (*self.study.facts(self.study.shapes[0]), *names, *([f"{names[0]} / {names[-1]}"] if len(names) > 1 else []))
         return Table(f"{self.study.title} on {chosen.name}: cold medians", columns, rows, join(*(m.origin for m in seen)),
@@ -313,7 +311,8 @@ class Workbench:
                 record = self.record(bound.name, shape, chosen, "check")
                 facts = self.study.facts(shape).values()
                 if record is None:
-                    rows.append(("not run", bound.name, label, *facts, *["-"] * 5))
+                    word = self._timing(bound, shape, chosen)
+                    rows.append((word if isinstance(word, str) else "not checked", bound.name, label, *facts, *["-"] * 5))
                     continue
                 check = Check.from_dict(bound.name, record.check)
                 first, *rest = check.outputs
@@ -341,8 +340,7 @@ class Workbench:
                 over, this = pair
                 assert isinstance(over, Measurement) and isinstance(this, Measurement)
                 seen += [over, this]
-                low, high = over.interval[0] / this.interval[1], over.interval[1] / this.interval[0]
-                found, verdict = tables.ratio(over.seconds / this.seconds), said.verdict(low, high)
+                found, verdict = tables.ratio(over.seconds / this.seconds), said.verdict(*ratio_interval(over, this))
             rows.append((f"{said.over} / {bound.name}", self._telling(said.at), f"{said.ratio[0]:g} to {said.ratio[1]:g}",
                          found, verdict))
             reasons.append(f"{bound.name} was predicted because: {said.because}")

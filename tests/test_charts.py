@@ -1,0 +1,50 @@
+"""The two charts: numbers in their text, marks and ticks where they belong."""
+
+import pytest
+
+from perflab.charts import BANDWIDTH, BLOCKS, TIME, Curve, Level, Mark, bars, curves
+
+LINES = [Curve("naive", [256, 1024], [1e-3, 4e-3], 0), Curve("tile", [256], [2e-3], 1, dashed=True)]
+
+
+def test_the_text_holds_every_number_and_the_origin():
+    picture = curves("Time", "H200", "measured (H200)", "prefix", TIME, LINES, [Level("floor", 1e-5)])
+    assert str(picture).splitlines() == [
+        "Time [H200]",
+        "  naive: 256: 1.00 ms, 1,024: 4.00 ms",
+        "  tile: 256: 2.00 ms",
+        "  floor: 10.0 us",
+        "  origin: measured (H200)",
+    ]
+
+
+def test_axes_name_their_unit_and_ticks_are_plain_numbers():
+    axes = curves("Time", "H200", "x", "n", TIME, [Curve("a", [2**20, 2**26], [1e-6, 9e-6], 0)]).figure().axes[0]
+    assert axes.get_ylabel() == "time [us]" and axes.get_xscale() == axes.get_yscale() == "log"
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["1,048,576", "67,108,864"]
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["1", "2", "5", "10"]
+
+
+def test_a_dashed_curve_has_hollow_markers():
+    axes = curves("Time", "H200", "x", "n", TIME, LINES).figure().axes[0]
+    assert [line.get_linestyle() for line in axes.lines] == ["-", "--"]
+    assert [line.get_markerfacecolor() for line in axes.lines][1] == "white"
+
+
+def test_values_are_drawn_in_the_unit_of_the_axis():
+    axes = curves("B", "H200", "x", "n", BANDWIDTH, [Curve("a", [1, 2], [4e12, 5e11], 0)]).figure().axes[0]
+    assert list(axes.lines[0].get_ydata()) == [4000, 500]
+
+
+def test_bars_start_at_zero_and_carry_marks():
+    picture = bars("Blocks", "q_len 9", "calculated", BLOCKS, ["a", "bb"], [72, 576], ["72 of 396", "576"],
+                   [Mark("slots", [396, 396])])
+    assert str(picture).splitlines()[1:3] == ["  a   72 of 396", "  bb  576"]
+    axes = picture.figure().axes[0]
+    assert [patch.get_width() for patch in axes.patches] == [72, 576] and axes.get_xlim()[0] == 0
+    assert list(axes.lines[0].get_xdata()) == [396, 396]
+
+
+def test_lengths_must_agree():
+    with pytest.raises(ValueError):
+        str(bars("t", "d", "o", BLOCKS, ["a"], [1, 2], ["x", "y"]))

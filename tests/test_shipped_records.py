@@ -1,0 +1,51 @@
+"""What ships in data/records: every record holds today, every check passed, every number has its provenance."""
+
+import contextlib
+from dataclasses import asdict
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from perflab.gpus import gpu
+from perflab.planning import identity_of
+from perflab.records import RecordFile, stale_reasons
+from perflab.studies import NotApplicable, load_study
+
+ROOT = Path(__file__).parent.parent
+FILES = sorted((ROOT / "data" / "records").glob("*/*.jsonl"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_records_hold_today(file):
+    study = load_study(ROOT / "kernels" / file.stem)
+    stale = []
+    for record in RecordFile(file).read():
+        assert record.study == study.name
+        version, shape = study.version(record.version), study.make_shape(**record.shape)
+        reasons = stale_reasons(record, identity_of(study, version, shape, gpu(record.gpu["name"])))
+        stale += [f"{record.version} {dict(record.shape)} {record.kind}: {reason}" for reason in reasons]
+    assert not stale, "measure again (perflab measure --stale): " + "; ".join(stale[:5])
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_records_say_how_they_came_to_be(file):
+    for record in RecordFile(file).read():
+        missing = [key for key in ("driver", "nvrtc", "options", "code", "launches", "inputs", "method", "clocks", "commit",
+                                   "utc", "packages") if not record.provenance.get(key)]
+        assert not missing, f"{record.version} {dict(record.shape)}: {missing}"
+        assert record.gpu["uuid"] and record.gpu["capability"]
+        if record.kind == "check":
+            assert record.check["passed"], record.check
+        else:
+            assert all(min(record.timing[kind]["samples"]) > 0 for kind in ("cold", "hot"))
+
+
+def test_verify_attention_is_measured_at_every_declared_shape_on_the_h200():
+    study = load_study(ROOT / "kernels" / "verify_attention")
+    records = RecordFile(ROOT / "data" / "records" / "h200" / "verify_attention.jsonl").read()
+    have = {(r.version, tuple(sorted(r.shape.items()))) for r in records if r.kind == "timing"}
+    for shape, version in product(study.all_shapes, study.versions):
+        with contextlib.suppress(NotApplicable):
+            version.launches(shape, gpu("H200"))
+            assert (version.name, tuple(sorted(asdict(shape).items()))) in have

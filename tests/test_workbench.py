@@ -1,0 +1,230 @@
+"""The verbs of a notebook, over the shipped records and over a small workspace with a fake GPU."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from fake_gpu import FakeGpu
+from saxpy_workspace import ENVIRONMENT, make_study
+
+from perflab import workbench
+from perflab.errors import PerflabError
+from perflab.gpus import from_device, gpu
+from perflab.measurement import Measurement, describe, floor_seconds, speed_up
+from perflab.studies import NotApplicable, Work
+from perflab.timing import Series, Timing
+from perflab.workbench import Workbench, study
+from perflab.workspaces import workspace
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def attention():
+    workspace(ROOT)
+    return study("verify_attention")
+
+
+@pytest.fixture
+def copied(tmp_path):
+    """The workspace with its records in a folder of its own, to be spoiled."""
+    for part in ("kernels", "data"):
+        shutil.copytree(ROOT / part, tmp_path / part)
+    workspace(tmp_path)
+    yield tmp_path
+    workspace(ROOT)
+
+
+def measured(median: float, spread: float = 0.01, version: str = "v") -> Measurement:
+    samples = tuple(median * (1 + spread * k / 10) for k in range(-10, 11))
+    series = Series(samples, "test")
+    timing = Timing.from_dict({
+        "cold": series.to_dict(), "hot": series.to_dict(), "empty_launch_seconds": 2e-6, "empty_hot_seconds": 2e-6,
+        "clocks_before": {}, "clocks_after": {}, "method": "events-1",
+    })
+    return Measurement(version, None, gpu("H200"), timing, Work(1000, 2000), 8000, "2026-01-01", ())
+
+
+# ---------------------------------------------------------------- reading records
+def test_rates_follow_from_the_cold_median():
+    found = measured(1e-6)
+    assert found.useful_bytes_per_second == pytest.approx(2e9)
+    assert found.asked_bytes_per_second == pytest.approx(8e9)
+    assert found.flops_per_second == pytest.approx(1e9)
+
+
+def test_a_difference_within_the_intervals_is_a_tie():
+    assert speed_up(measured(1.00e-3), measured(0.999e-3)) == "1.00x (tie)"
+    assert speed_up(measured(1.00e-3), measured(0.9e-3)) == "1.11x"
+    one = measured(1e-3)
+    assert speed_up(one, one) == "1.00x"
+
+
+def test_timing_is_what_the_record_says(attention):
+    shape = attention.shape(q_len=9, heads=64, prefix=16384)
+    found = attention["naive"].timing(shape, "H200")
+    record = attention.store.find("verify_attention", "naive", shape, "H200")
+    assert found.seconds == record.timing["cold"]["median_seconds"] and not found.stale
+    assert "naive on H200" in str(found) and "not subtracted" in str(found)
+
+
+def test_no_record_says_how_to_take_one(attention):
+    with pytest.raises(PerflabError, match="no measurement .*`perflab measure verify_attention`"):
+        attention["naive"].timing(attention.shape(prefix=5), "H200")
+    with pytest.raises(PerflabError, match="no check of"):
+        attention["naive"].check(attention.shape(prefix=5), "H200")
+
+
+def test_what_cannot_run_says_why_and_shows_as_not_applicable(attention):
+    shape = attention.shape(prefix=65536)
+    with pytest.raises(NotApplicable, match="at most 57,504 keys"):
+        attention["naive"].timing(shape, "H200")
+    assert attention.table(shape, "H200").rows[0][1] == "n/a"
+    text = str(attention.occupancy(shape, ["H200", "RTX PRO 6000"]))
+    assert "at most 57,504 keys" in text and "at most 24,736 keys" in text
+
+
+def test_on_a_gpu_without_records_nothing_is_invented(attention):
+    shape = attention.shape()
+    assert [row[1] for row in attention.table(shape, "RTX PRO 6000").rows] == ["not measured"] * 2
+    with pytest.raises(PerflabError, match="nothing of verify_attention is measured on RTX PRO 6000"):
+        attention.roofline(shape, "RTX PRO 6000")
+    with pytest.raises(PerflabError, match="nothing of verify_attention is measured"):
+        attention.bandwidth("RTX PRO 6000", heads=64, q_len=9)
+
+
+def test_occupancy_of_both_gpus_by_value(attention):
+    rows = attention.occupancy(attention.shape(), ["H200", "RTX PRO 6000"]).rows
+    assert [(row[2], row[4], row[7]) for row in rows] == [
+        (576, 3, "1.45"), (576, 1, "3.06"), (72, 3, "0.18"), (72, 1, "0.38"),
+    ]
+    one = attention["head_tile"].occupancy(attention.shape(), "RTX PRO 6000")
+    assert one.blocks_per_sm == 1 and one.limiters == ("shared_memory",)
+
+
+def test_parity_passes_on_all_bundles_of_both_versions(attention):
+    rows = attention.parity("H200").rows
+    assert [row[0] for row in rows] == ["PASS"] * 8
+
+
+def test_unknown_names_are_errors_with_what_is_known(attention):
+    with pytest.raises(PerflabError, match='unknown study "atention"'):
+        study("atention")
+    with pytest.raises(PerflabError, match='Did you mean "head_tile"'):
+        attention["head_tiles"]
+    with pytest.raises(PerflabError, match="unknown size"):
+        attention.shape(head=3)
+    with pytest.raises(PerflabError, match="unknown size"):
+        attention.times("H200", heds=3)
+    with pytest.raises(PerflabError, match="no declared shape"):
+        attention.times("H200", heads=3)
+    with pytest.raises(PerflabError, match='unknown published table "x"'):
+        attention.published("x")
+
+
+def test_predictions_are_scored_from_records(attention):
+    row, = attention.predictions("H200").rows
+    times = [attention[name].timing(attention.shape(), "H200").seconds for name in ("naive", "head_tile")]
+    assert row[3] == f"{times[0] / times[1]:.2f}x"
+    assert row[4] == ("hit" if 0.4 <= times[0] / times[1] <= 1.0 else "miss")
+
+
+def test_stale_records_are_shown_as_stale(copied):
+    kernel = copied / "kernels" / "verify_attention" / "00_naive.cu"
+    kernel.write_text(kernel.read_text().replace("expf(scores[j] - largest)", "exp2f(scores[j] - largest)"))
+    bench = study("verify_attention")
+    shape = bench.shape()
+    assert bench["naive"].timing(shape, "H200").stale
+    for text in map(str, (bench.table(shape, "H200"), bench["naive"].timing(shape, "H200"), bench.predictions("H200"),
+                          bench.times("H200", heads=64, q_len=9))):
+        assert "STALE" in text and "code" in text
+    assert {row[0] for row in bench.parity("H200").rows} == {"PASS", "PASS STALE"}
+
+
+def test_a_comment_makes_nothing_stale(copied):
+    kernel = copied / "kernels" / "verify_attention" / "00_naive.cu"
+    kernel.write_text("// one more line\n" + kernel.read_text())
+    assert not study("verify_attention")["naive"].timing(study("verify_attention").shape(), "H200").stale
+
+
+def test_only_and_before(attention):
+    assert [bound.name for bound in attention.only("head_tile").versions] == ["head_tile"]
+    assert attention.before("head_tile").name == "naive" and attention.before("naive") is None
+    assert "naive / head_tile" not in str(attention.only("naive").times("H200", heads=64, q_len=9))
+
+
+def test_pictures_say_their_numbers(attention):
+    shape = attention.shape()
+    for picture in (attention.bandwidth("H200", heads=64, q_len=9), attention.curve("H200", heads=64, q_len=9),
+                    attention.slots(shape, ["H200"])):
+        assert picture.png().startswith(b"\x89PNG") and "origin:" in str(picture)
+    assert "576 blocks, 396 slots on 132 SMs: 1.45 waves" in str(attention.slots(shape, ["H200"]))
+
+
+def test_floors_of_the_write_ups_shape(attention):
+    arithmetic, memory = floor_seconds(attention.study.work(attention.shape()), gpu("H200"), "float32")
+    assert arithmetic == pytest.approx(307e-6, rel=0.01) and memory == pytest.approx(8.4e-6, rel=0.01)
+
+
+def test_describe_leaves_out_what_is_none(attention):
+    assert describe(attention.shape()) == "batch 1, q_len 9, heads 64, prefix 16,384, tree random"
+
+
+def test_a_published_table_needs_a_source(copied):
+    (copied / "data" / "published" / "bare.csv").write_text("a,b\n1,\n")
+    with pytest.raises(PerflabError, match="names no source"):
+        study("saxpy").published("bare")
+    table = study("saxpy").published("verify_attention_rtx_pro_6000")
+    assert table.rows[4] == ["1", "9", "65536", "n/a", "93958.5", "n/a"] and "published" in table.origin
+
+
+# ---------------------------------------------------------------- measuring, with a fake GPU behind the worker
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    """A workspace with the tests' own study, and a fake H200 in the machine."""
+    make_study(tmp_path)
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    here = from_device(FakeGpu().describe()["attributes"])
+    monkeypatch.setattr(workbench, "gpu_here", lambda: here)
+    monkeypatch.delenv("PERFLAB_GPU", raising=False)
+    workspace(tmp_path)
+    yield Workbench(workspace(), study("saxpy").study), here
+    workbench.live(False)
+    workspace(ROOT)
+
+
+def test_measure_checks_times_and_keeps(fake, capsys):
+    bench, here = fake
+    shape = bench.shape(n=1000)
+    found = bench["plain"].measure(shape)
+    assert found.seconds == pytest.approx(1e-3, rel=0.05)
+    assert bench["plain"].check(shape, here).passed
+    lines = (bench.workspace.records / "h200" / "saxpy.jsonl").read_text().splitlines()
+    assert [json.loads(line)["kind"] for line in lines] == ["check", "timing"]
+    assert "timed" in capsys.readouterr().out
+
+
+def test_live_measures_only_where_the_gpu_is_the_one_asked_for(fake):
+    bench, here = fake
+    shape = bench.shape(n=1000)
+    with pytest.raises(PerflabError, match="no measurement"):
+        bench["plain"].timing(shape, here)
+    workbench.live()
+    assert bench["plain"].timing(shape, here).seconds > 0
+    with pytest.raises(PerflabError, match="on A100 SXM4 80GB"):
+        bench["plain"].timing(shape, "A100 SXM4 80GB")
+
+
+def test_a_wrong_kernel_is_not_timed(fake):
+    bench, here = fake
+    with pytest.raises(PerflabError, match="half was not timed"):
+        bench["half"].measure(bench.shape(n=1000))
+    assert not bench["half"].check(bench.shape(n=1000), here).passed
+
+
+def test_without_a_gpu_measuring_says_where_to_go(attention, monkeypatch):
+    monkeypatch.setattr(workbench, "gpu_here", lambda: None)
+    with pytest.raises(PerflabError, match="--on ssh://"):
+        attention.measure()
