@@ -53,7 +53,8 @@ def compare(output: str, got: np.ndarray, want: np.ndarray, tolerance: Tolerance
     if got.shape != want.shape:
         raise PerflabError(f"output {output} has shape {got.shape}, its reference {want.shape}")
     problem = _nan_problem(got)
-    error = np.abs(got.astype(np.float64) - want)
+    with np.errstate(invalid="ignore"):  # inf - inf: `problem` already says so
+        error = np.abs(got.astype(np.float64) - want)
     nonzero = want != 0
     norm = float(np.linalg.norm(want))
     found = {

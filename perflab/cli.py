@@ -12,7 +12,7 @@ from perflab.errors import PerflabError
 
 if TYPE_CHECKING:
     from perflab.gpus import Gpu
-    from perflab.measuring import Plan
+    from perflab.planning import Plan
     from perflab.studies import Study
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True,
@@ -119,7 +119,7 @@ def check(study: str, gpu: Annotated[str | None, typer.Option(help="Whose record
 
 
 def _plan(study: Study, folder: Path, gpu: Gpu, versions: list[str] | None, stale: bool, quick: bool) -> Plan:
-    from perflab.measuring import make_plan
+    from perflab.planning import make_plan
     from perflab.records import RecordStore
     from perflab.workspaces import workspace
 
@@ -138,7 +138,7 @@ def measure(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
 ) -> None:
     """Check, then time, every version at every declared shape on a GPU; records are kept as they come."""
-    from perflab.device import local_gpu
+    from perflab.device import this_gpu
     from perflab.gpus import gpu as find_gpu
     from perflab.measuring import measure as measured
     from perflab.packing import measure_over_ssh
@@ -146,9 +146,7 @@ def measure(
     from perflab.worker import Worker
     from perflab.workspaces import workspace
 
-    target = find_gpu(gpu or "H200") if on else local_gpu()
-    if target is None:
-        raise PerflabError("no NVIDIA GPU in this machine: use --on ssh://its-host, or `perflab pack` and carry the file")
+    target = find_gpu(gpu or "H200") if on else this_gpu()
     declared, folder = _study(study)
     plan = _plan(declared, folder, target, version, stale, quick)
     typer.echo(str(plan))

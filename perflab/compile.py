@@ -7,6 +7,7 @@ headers go to NVRTC in memory under plain names, so no folder of this machine is
 from __future__ import annotations
 
 import base64
+import ctypes
 import functools
 import hashlib
 import json
@@ -15,24 +16,24 @@ import re
 import struct
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from importlib import metadata, util
+from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from perflab.errors import PerflabError, did_you_mean, unknown
 from perflab.origins import Origin
+from perflab.sources import KernelFound, Source, find_kernels, include_folders
 from perflab.worker import Worker, WorkerDied, WorkerTimeout
 
 NVRTC_SERIES = "13.0"
-_WHEELS = ("cuda-bindings", "nvidia-cuda-nvrtc", "nvidia-cuda-runtime", "nvidia-cuda-crt")
+_WHEELS = ("cuda-bindings", "nvidia-cuda-nvrtc", "nvidia-cuda-runtime", "nvidia-cuda-crt", "nvidia-cuda-cccl")
 INSTALL = "pip install " + " ".join(f'"{w}==13.0.*"' for w in _WHEELS)
 ERRORS_SHOWN = 8
 ELF_NOBITS = 8  # a section that only reserves memory
 GUARD = "put host code between `#ifndef __CUDACC_RTC__` and `#endif`"
 _STANDARD_OPTIONS = ("--std=c++17", "-lineinfo", "--ptxas-options=-v")
 _HINTS = (
-    (r'"(nv|cuda|cub|thrust)/', 'those headers come with: pip install "nvidia-cuda-cccl==13.0.*"'),
     (r"not allowed in JIT mode|<<<", f"NVRTC takes device code only: {GUARD}"),
     (r"open source file", f"only headers beside the file and CUDA's own are found; {GUARD}, #include lines too"),
 )
@@ -40,15 +41,6 @@ _HINTS = (
 
 class CompileError(PerflabError):
     """NVRTC or ptxas refused a source: each error with its file, line, source line and caret."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """A .cu file as the compiler sees it: `file` is a label without folders; headers are (name as included, text)."""
-
-    file: str
-    text: str
-    headers: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,37 +68,12 @@ class Binary:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON holds it: the cubin in base64."""
-        plain = {field.name: getattr(self, field.name) for field in fields(self)}
-        cubin = base64.b64encode(self.cubin).decode()
-        return {**plain, "cubin": cubin, "entries": dict(self.entries), "options": list(self.options)}
+        return {**asdict(self), "cubin": base64.b64encode(self.cubin).decode(), "options": list(self.options)}
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Binary:
         """The inverse of `to_dict`. Raises KeyError, TypeError or ValueError for anything else."""
-        parts = {field.name: plain[field.name] for field in fields(cls)}
-        cubin = base64.b64decode(parts["cubin"], validate=True)
-        return cls(**{**parts, "cubin": cubin, "options": tuple(parts["options"]), "entries": dict(parts["entries"])})
-
-
-@dataclass(frozen=True)
-class KernelFound:
-    """A __global__ function defined in a text; `template` holds its parameters ("typename T, int N"), None for none."""
-
-    name: str
-    line: int
-    template: str | None = None
-
-    def __str__(self) -> str:
-        return f"{self.name} (line {self.line}" + (f", template <{self.template}>)" if self.template else ")")
-
-    @property
-    def example(self) -> str:
-        """A name expression one could give: 'saxpy<float>'."""
-        if not self.template:
-            return self.name
-        values = {"typename": "float", "class": "float", "bool": "true"}
-        kinds = re.findall(r"(?:^|,)\s*(\w+)", self.template)
-        return f"{self.name}<{', '.join(values.get(kind, '256') for kind in kinds)}>"
+        return cls(**{**plain, "cubin": base64.b64decode(plain["cubin"]), "options": tuple(plain["options"])})
 
 
 def compile_source(
@@ -122,10 +89,8 @@ def compile_source(
     names are the template instances wanted ("saxpy<float>"); other kernels of the file come along. Raises CompileError
     with the compiler's words, PerflabError where the compiler is missing or not of the 13.0 series.
     """
-    request: dict[str, Any] = {
-        "source": asdict(source), "architecture": architecture, "names": list(names),
-        "defines": [list(pair) for pair in defines], "options": list(options),
-    }  # fmt: skip
+    request: dict[str, Any] = {"source": asdict(source), "architecture": architecture, "names": names, "defines": defines,
+                               "options": options}
     path = cache_folder() / "binaries" / f"{_key(request)}.json"
     if (cached := _read(path)) is not None:
         return cached
@@ -136,7 +101,7 @@ def compile_source(
         raise CompileError(f"{words} loop, fully unrolled: lower its `#pragma unroll`, or raise time_limit_seconds.") from None
     except WorkerDied as error:
         raise CompileError(f"the compiler crashed on {source.file} for {architecture}: {error}") from error
-    write_atomically(path, json.dumps({"sha256": _digest(plain), "binary": plain}))
+    write_atomically(path, json.dumps(plain))
     return Binary.from_dict(plain)
 
 
@@ -150,15 +115,13 @@ def compile_task(
             raise PerflabError(f"{architecture}: occupancy only. NVRTC {NVRTC_SERIES} compiles for sm_75 and newer.")
         raise unknown("architecture", architecture, architectures())
     own = Source(source["file"], source["text"], tuple((name, text) for name, text in source["headers"]))
-    flags = [f"--gpu-architecture={architecture}"]
-    flags += [flag for flag in _STANDARD_OPTIONS if not ("-std=" in flag and any("-std=" in o for o in options))]
-    flags += [f"-D{name}={value}" if value else f"-D{name}" for name, value in defines] + options
+    macros = [f"-D{name}={value}" if value else f"-D{name}" for name, value in defines]
+    flags = [f"--gpu-architecture={architecture}", *_STANDARD_OPTIONS, *macros, *options]
     log, ptx, cubin, lowered = _run_nvrtc(own, flags, names)
     entries = {**lowered, **_other_entries(ptx, lowered)}
     if not entries:
-        raise CompileError(_no_kernels(own))
-    binary = Binary(architecture, ptx, cubin, log, entries, tuple(flags), nvrtc_version(), fingerprint(cubin))
-    return binary.to_dict()
+        raise _no_kernels(own)
+    return Binary(architecture, ptx, cubin, log, entries, tuple(flags), nvrtc_version(), fingerprint(cubin)).to_dict()
 
 
 @functools.cache
@@ -179,14 +142,6 @@ def nvrtc_version() -> str:
         words = f"NVRTC {version} is installed, perflab's numbers belong to {NVRTC_SERIES}: others give other register counts."
         raise PerflabError(f"{words} {INSTALL}   or set PERFLAB_ANY_NVRTC=1 to use it as it is.")
     return version
-
-
-@functools.cache
-def include_folders() -> tuple[Path, ...]:
-    """Where the wheels keep CUDA's headers, and those of the core libraries if they are installed."""
-    spec = util.find_spec("nvidia")
-    bases = [Path(base) / "cu13" / "include" for base in (spec.submodule_search_locations or ())] if spec else []
-    return tuple(folder for base in bases for folder in (base, base / "cccl") if folder.is_dir())
 
 
 @functools.cache
@@ -264,24 +219,15 @@ def write_atomically(path: Path, text: str) -> None:
 
 def _key(request: Mapping[str, Any]) -> str:
     """The digest of everything that decides what comes out: request, compiler and CUDA's headers."""
-    versions: list[Any] = [nvrtc_version(), _STANDARD_OPTIONS]
-    for wheel in ("nvidia-cuda-runtime", "nvidia-cuda-crt", "nvidia-cuda-cccl"):
-        try:
-            versions.append(metadata.version(wheel))
-        except metadata.PackageNotFoundError:
-            versions.append("")
-    return _digest([request, versions])
-
-
-def _digest(plain: Any) -> str:
-    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+    nvrtc_version()  # raises where there is no compiler
+    versions = [metadata.version(wheel) for wheel in _WHEELS]
+    return hashlib.sha256(json.dumps([request, versions, _STANDARD_OPTIONS], sort_keys=True).encode()).hexdigest()
 
 
 def _read(path: Path) -> Binary | None:
     """The cached binary; None where there is none or it is damaged, for it is only compiled again."""
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        return Binary.from_dict(stored["binary"]) if _digest(stored["binary"]) == stored["sha256"] else None
+        return Binary.from_dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -320,50 +266,6 @@ def _without_process_id(name: str) -> str:
     return name
 
 
-def find_kernels(text: str) -> list[KernelFound]:
-    """The __global__ functions that `text` defines, in order; comments, strings and macros are passed over."""
-    bare = without_comments(text)
-    found = []
-    for match in re.finditer(r"\b__global__\b", bare):
-        head = bare[max(bare.rfind(c, 0, match.start()) for c in ";{}") + 1 : match.start()]
-        name, after = _declarator(bare, match.end())
-        if name is None or bare[after : after + 1] != "{":
-            continue  # a forward declaration, or an explicit instantiation
-        template = re.search(r"\btemplate\s*<(.*)>", head, re.DOTALL)
-        parameters = " ".join(template[1].split()) if template else None
-        found.append(KernelFound(name, bare.count("\n", 0, match.start()) + 1, parameters or None))
-    return found
-
-
-def without_comments(text: str) -> str:
-    """`text` with comments, literals and directives blanked; every other character keeps its place."""
-    pattern = r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'|^[ \t]*#(?:\\\r?\n|[^\n])*'
-    text = re.sub(r"(?<=\d)'(?=\d)", "0", text)  # digit separators (1'000) open no literal
-    return re.sub(pattern, lambda m: re.sub(r"[^\n]", " ", m[0]), text, flags=re.DOTALL | re.MULTILINE)
-
-
-def after_brackets(text: str, start: int) -> int:
-    """The place behind the bracket that closes the one at `start`; the end of `text` where none does."""
-    depth = 0
-    for match in re.compile(r"[(\[{]|[)\]}]").finditer(text, start):
-        depth += 1 if match[0] in "([{" else -1
-        if depth == 0:
-            return match.end()
-    return len(text)
-
-
-def _declarator(bare: str, at: int) -> tuple[str | None, int]:
-    """The function's name in `void __launch_bounds__(256) name(…) {`, and where the text behind its parameters begins."""
-    word = re.compile(r"\s*([A-Za-z_][\w:]*|[*&<>,])\s*")
-    while match := word.match(bare, at):
-        at = match.end()
-        if bare[at : at + 1] == "(":
-            at = after_brackets(bare, at)
-            if not re.match(r"__\w+__$", match[1]):
-                return match[1], at + len(bare[at:]) - len(bare[at:].lstrip())
-    return None, at
-
-
 def _other_entries(ptx: str, lowered: Mapping[str, str]) -> dict[str, str]:
     """The entries that no name expression asked for, by readable name; by mangled name where overloads share one."""
     entries = [entry for entry in re.findall(r"\.entry\s+([\w$]+)", ptx) if entry not in lowered.values()]
@@ -373,13 +275,11 @@ def _other_entries(ptx: str, lowered: Mapping[str, str]) -> dict[str, str]:
 
 def readable_name(entry: str) -> str:
     """A mangled entry as one would write it: 'saxpy<float>'; the entry itself where no C++ library is there to say."""
-    import ctypes
-
     if not entry.startswith("_Z"):
         return entry  # extern "C"; as a mangled type, "c" would be char
     try:
         demangle = ctypes.CDLL("libstdc++.so.6").__cxa_demangle
-    except (OSError, AttributeError):
+    except OSError:
         return entry
     demangle.restype = ctypes.c_void_p
     pointer = demangle(entry.encode(), None, None, None)  # a hundred bytes that nobody frees, once an entry
@@ -423,8 +323,7 @@ def _ptxas_error(line: str) -> str:
 
 def _no_such_kernel(source: Source, names: list[str], block: str) -> CompileError:
     """The error for the first name expression that NVRTC cannot find or instantiate; `block` is what it said."""
-    found = _kernels_of(source)
-    by_name = {kernel.name: kernel for kernel in found}
+    by_name = {kernel.name: kernel for kernel in _kernels_of(source)}
     said, pragma = block.splitlines()[0], "".join(block.split())
     name = next((name for name in names if "nv_mangled_name" + "".join(name.split()) in pragma), names[0])
     plain = name.split("<")[0].split("::")[-1].strip()
@@ -435,16 +334,17 @@ def _no_such_kernel(source: Source, names: list[str], block: str) -> CompileErro
         words = f'"{plain}" is a template: say which instance, such as "{kernel.example}".'
     else:
         words = f'"{name}" cannot be made of {kernel}: {re.sub(r"^.*? error: ", "", said)}.'
-    return CompileError(f"{words} {source.file} defines: {', '.join(map(str, found)) or 'no __global__ function'}")
+    defined = ", ".join(map(str, by_name.values())) or "no __global__ function"
+    return CompileError(f"{words} {source.file} defines: {defined}")
 
 
-def _no_kernels(source: Source) -> str:
+def _no_kernels(source: Source) -> CompileError:
     found = _kernels_of(source)
     if not found:
-        return f"{source.file} defines no __global__ function, so there is nothing to run."
+        return CompileError(f"{source.file} defines no __global__ function, so there is nothing to run.")
     words = f"{source.file} has kernel templates only, and none is instantiated: {', '.join(map(str, found))}."
-    return f'{words} Give the instance wanted as the name, such as "{found[0].example}".'
+    return CompileError(f'{words} Give the instance wanted as the name, such as "{found[0].example}".')
 
 
 def _kernels_of(source: Source) -> list[KernelFound]:
-    return [kernel for text in (source.text, *(text for _, text in source.headers)) for kernel in find_kernels(text)]
+    return [kernel for text in source.texts for kernel in find_kernels(text)]

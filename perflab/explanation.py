@@ -9,18 +9,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from perflab.compile import Binary, CompileError, architectures, find_kernels, without_comments
+from perflab.compile import Binary, CompileError, architectures, nvrtc_version
 from perflab.gpus import Gpu, default_gpu, gpu_names
 from perflab.gpus import gpu as find_gpu
-from perflab.kernel import HOST_CODE_LEFT_OUT, Kernel, device_code, load, occupancy_with
+from perflab.kernel import HOST_CODE_LEFT_OUT, Kernel, load, occupancy_with
 from perflab.occupancy_model import Occupancy
 from perflab.origins import Origin, join
 from perflab.resources import Resources, resources
+from perflab.sources import device_code, find_kernels, without_comments
 from perflab.tables import Table, percent
 
 ASSUMED_BLOCK = 256
 WIDTH = 100
-_MIX_SHOWN = 8
 _LAUNCH = re.compile(r"\b([A-Za-z_][\w:]*\s*<[^;{}()]*?>)\s*<<<")  # an instance, where it is launched
 _COLUMNS = ("GPU", "regs", "spill B", "stack B", "shared B", "bars", "blocks/SM", "occupancy", "limited by")
 
@@ -63,17 +63,11 @@ def explain(
     chosen, notes = _gpus(gpus)
     shown, remarks = ([(kernel, name)], []) if name else _kernels(kernel, [gpu for _, gpu in chosen])
     tables = tuple(_about(one, entry, chosen, block, dynamic_shared) for one, entry in shown)
-    if any(_lacks_host_code(one, gpu) for one, _ in shown for _, gpu in chosen):
+    binaries = [_first_binary(one, [gpu for _, gpu in chosen]) for one, _ in shown]
+    if any(HOST_CODE_LEFT_OUT in binary.options for binary in binaries if binary):
         notes.append(f"host code was left out: {_listed(device_code(kernel.source)[1], 6)}")
     title = f"{kernel.source.file}: {len(tables)} kernel{'s' * (len(tables) != 1)}"
     return Explanation(title, tables, (*notes, *remarks))
-
-
-def _lacks_host_code(kernel: Kernel, gpu: Any) -> bool:
-    try:
-        return "-D" + "=".join(HOST_CODE_LEFT_OUT) in kernel.binary(gpu).options
-    except CompileError:  # its table says so
-        return False
 
 
 def _gpus(asked: Any) -> tuple[list[tuple[str, Any]], list[str]]:
@@ -85,34 +79,32 @@ def _gpus(asked: Any) -> tuple[list[tuple[str, Any]], list[str]]:
     for one in sorted(map(find_gpu, gpu_names()), key=lambda g: float(g.capability)):
         by_architecture.setdefault(one.architecture, []).append(one)
     notes = [f"{key}: NVRTC does not compile for it" for key in by_architecture if key not in architectures()]
-    chosen = []
-    for key, same in by_architecture.items():
-        if key in architectures():
-            chosen.append((f"{key} {same[0].name}" + (f" +{len(same) - 1}" if same[1:] else ""), same[0]))
+    chosen = [
+        (f"{key} {first.name}" + (f" +{len(more)}" if more else ""), first)
+        for key, (first, *more) in by_architecture.items() if key in architectures()
+    ]
     return chosen, notes
 
 
 def _kernels(kernel: Kernel, gpus: Sequence[Any]) -> tuple[list[tuple[Kernel, str]], list[str]]:
     """The kernels of the file with their names, and remarks on the templates that cannot be shown."""
-    texts = [kernel.source.text, *(text for _, text in kernel.source.headers)]
+    texts = kernel.source.texts
     templates = {found.name: found for text in texts for found in find_kernels(text) if found.template}
     launched = dict.fromkeys(" ".join(m.split()) for text in texts for m in _LAUNCH.findall(without_comments(text)))
-    shown: list[tuple[Kernel, str]] = []
-    seen = set()
+    plain = _first_binary(kernel, gpus)
+    shown = [(kernel, entry) for entry in plain.entries] if plain else []
     for instance in launched:
         base = instance.split("<")[0].split("::")[-1].strip()
         one = replace(kernel, name=instance)
         if base in templates and _first_binary(one, gpus):  # else out of a host template, with that one's parameters
             shown.append((one, instance))
-            seen.add(base)
-    if (plain := _first_binary(kernel, gpus)) is not None:
-        shown = [*((kernel, entry) for entry in plain.entries), *shown]
     if not shown:
         kernel.binary(gpus[0])  # raises, in the compiler's words
+    names = {name.split("<")[0].split("::")[-1].strip() for _, name in shown}
     remarks = [
         f'{found} was not looked at: name an instance, such as name="{found.example}"'
-        for found in templates.values() if found.name not in seen
-    ]  # fmt: skip
+        for found in templates.values() if found.name not in names
+    ]
     return shown, remarks
 
 
@@ -142,18 +134,18 @@ def _about(kernel: Kernel, name: str, chosen: Sequence[tuple[str, Any]], block: 
         threads = block or used.max_threads or ASSUMED_BLOCK
         held = occupancy_with(used, gpu, threads, dynamic_shared=dynamic_shared)
         found.append((label, used, held))
-        limiters = held.reason or ", ".join(held.limiters).replace("_", " ")
+        limiters = held.reason or held.limited_by
         shared = used.static_shared_bytes + dynamic_shared
         rows.append((label, used.registers, used.spill_store_bytes, used.stack_bytes, shared, used.barriers,
-                     held.blocks_per_sm, percent(held.fraction), limiters))  # fmt: skip
+                     held.blocks_per_sm, percent(held.fraction), limiters))
     if not found:
         raise CompileError("\n".join(failed))
     label, used, held = next((f for f in found if f[2].gpu.architecture == default_gpu().architecture), found[0])
     source = "given" if block else "launch bounds" if used.max_threads else "assumed"
     title = f"{name}, blocks of {held.demand.threads} threads ({source})"
     notes = [textwrap.fill(note, WIDTH - 6, subsequent_indent="      ") for note in (*failed, *_remarks(used, held, label))]
-    compiled = Origin("compiled", used.origin.split("(")[1].split(",")[0])
-    return Table(title, _COLUMNS, rows, join(compiled, Origin("calculated", "occupancy rules")), notes)
+    origin = join(Origin("compiled", f"NVRTC {nvrtc_version()}"), Origin("calculated", "occupancy rules"))
+    return Table(title, _COLUMNS, rows, origin, notes)
 
 
 def _remarks(used: Resources, held: Occupancy, label: str) -> Iterator[str]:
@@ -162,10 +154,7 @@ def _remarks(used: Resources, held: Occupancy, label: str) -> Iterator[str]:
         yield f"spills on {label} at {_listed(where, 3)}"
     elif used.stack_bytes:
         yield f"stack of {used.stack_bytes:,} B without spills on {label}: a local array with an index known at run time only"
-    parts = [(n, name) for name, n in used.sass.items() if name not in ("total", "other")]
-    mix = sorted(parts, key=lambda part: (-part[0], part[1]))
-    counts = _listed([f"{n} {name}" for n, name in mix], _MIX_SHOWN)
-    yield f"{used.sass['total']:,} instructions for {used.architecture}, static: {counts}"
+    yield f"static instructions for {used.architecture}, {used.instructions}"
     yield f"next step on {label}: {_next_step(used, held)}"
 
 

@@ -14,16 +14,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, told apart by colour-blind readers and in grey; the order puts unlike ones side by side.
-BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
-ORANGE, SKY, INK, GREY = "#E69F00", "#56B4E9", "#1F2328", "#6E7781"
-PALETTE = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, INK)
+INK, GREY = "#1F2328", "#6E7781"
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", INK)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 WIDTH_INCHES, HEIGHT_INCHES, DOTS_PER_INCH = 8.4, 4.6, 110
-CHARACTERS_PER_INCH = 18.0  # of the small print, DejaVu Sans at 7.5 points
+CHARACTERS_PER_LINE = 151  # of the origin along the bottom edge, DejaVu Sans at 7.5 points
 
 _STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so the same pixels everywhere
@@ -48,8 +48,6 @@ _STYLE: dict[Any, Any] = {
     "legend.fontsize": 9,
     "lines.linewidth": 1.8,
     "lines.markersize": 6.5,
-    "figure.facecolor": "white",
-    "figure.dpi": DOTS_PER_INCH,
     "figure.constrained_layout.w_pad": 0.1,
 }
 
@@ -66,38 +64,21 @@ def house_style() -> Iterator[None]:
         yield
 
 
-def frame(
-    title: str,
-    device: str = "",
-    origin: str = "",
-    rows: int = 1,
-    columns: int = 1,
-    height_inches: float = HEIGHT_INCHES,
-    **subplots: Any,
-) -> tuple[Figure, Any]:
-    """A figure with its title, device and origin in place, and its axes (one, or an array as from `subplots`).
+def frame(title: str, device: str = "", origin: str = "", height_inches: float = HEIGHT_INCHES) -> tuple[Figure, Axes]:
+    """A figure with its axes, and in place: its title, the device below it, and at the bottom the origin of its numbers.
 
-    title:  what is shown, a claim where there is one; device: the GPU, below the title; origin: `str(Origin)`.
     Call it inside a `Picture`'s draw function, so that the house style applies.
     """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(WIDTH_INCHES, height_inches), dpi=DOTS_PER_INCH, layout="constrained")
     figure.suptitle(title, x=0.012, ha="left", fontsize=12, fontweight="bold")
-    axes = figure.subplots(rows, columns, **subplots)
-    if device:
-        first = axes if rows * columns == 1 else axes.flat[0]
-        first.set_title(device)
+    axes = figure.subplots()
+    axes.set_title(device)
     if origin:
-        add_origin(figure, origin)
+        text = textwrap.fill(f"origin: {origin}", width=CHARACTERS_PER_LINE)
+        figure.supxlabel(text, x=0.012, ha="left", fontsize=7.5, color=GREY, multialignment="left")
     return figure, axes
-
-
-def add_origin(figure: Figure, origin: str) -> None:
-    """Write where the numbers come from along the bottom edge; the layout makes room for it, long lines wrap."""
-    wide = int(figure.get_figwidth() * CHARACTERS_PER_INCH)
-    text = textwrap.fill(f"origin: {origin}", width=wide)
-    figure.supxlabel(text, x=0.012, ha="left", fontsize=7.5, color=GREY, multialignment="left")
 
 
 def color(index: int) -> str:
@@ -108,15 +89,6 @@ def color(index: int) -> str:
 def marker(index: int) -> str:
     """The marker of series `index`: a second sign beside the colour, for print in grey."""
     return MARKERS[index % len(MARKERS)]
-
-
-def png_bytes(figure: Figure) -> bytes:
-    """`figure` as a PNG file: the same bytes for the same figure, with no date and no software version in it."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    stream = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(stream, metadata={"Software": None})
-    return stream.getvalue()
 
 
 @dataclass(frozen=True)
@@ -138,9 +110,13 @@ class Picture:
             return self.draw()
 
     def png(self) -> bytes:
-        """The picture as a PNG file."""
+        """The picture as a PNG file: the same bytes each time, with no date and no software version in it."""
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+        stream = io.BytesIO()
         with house_style():
-            return png_bytes(self.draw())
+            FigureCanvasAgg(self.draw()).print_png(stream, metadata={"Software": None})
+        return stream.getvalue()
 
     def markdown(self) -> str:
         """The numbers as a block of text: Markdown cannot carry the pixels."""

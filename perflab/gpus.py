@@ -14,12 +14,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from perflab.errors import PerflabError, unknown
-
-if TYPE_CHECKING:
-    from perflab.tables import Table
+from perflab import tables
+from perflab.errors import unknown
 
 FACTS = Path(__file__).parent / "facts"
 FALLBACK = "H200"
@@ -69,7 +67,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Gpu:
+class Gpu(tables.Shown):
     """A GPU product, or only its architecture: then everything but `limits` is None. None is unknown.
 
     peaks: dtype -> FLOP/s of the datasheet, dense: float64 and float32 by CUDA cores, the others by tensor cores.
@@ -91,15 +89,8 @@ class Gpu:
         """The name compilers use: 'sm_90'."""
         return "sm_" + self.capability.replace(".", "")
 
-    @property
-    def is_architecture_only(self) -> bool:
-        """True when this is a compute capability with no product behind it: no SM count, no clock, no peaks."""
-        return self.sm_count is None
-
-    def table(self) -> Table:
-        """The facts in a table: what is known of the product, then the limits of its SMs."""
-        from perflab import tables
-
+    def table(self) -> tables.Table:
+        """What is known of the product, then the limits of its SMs."""
         limits, clock = self.limits, self.clock_hz
         rows: list[tuple[str, str]] = [
             ("compute capability", f"{self.capability} ({self.architecture})"),
@@ -116,16 +107,6 @@ class Gpu:
             ("shared memory per block, opt-in", f"{limits.shared_per_block_optin_bytes:,} B"),
         ]
         return tables.Table(self.name, ("fact", "value"), rows, origin=f"published ({self.source})")
-
-    def __str__(self) -> str:
-        return str(self.table())
-
-    def markdown(self) -> str:
-        """The facts as a Markdown table."""
-        return self.table().markdown()
-
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        return self.table()._repr_mimebundle_()
 
 
 def capabilities() -> tuple[str, ...]:
@@ -146,15 +127,13 @@ def gpu(name: str | Gpu) -> Gpu:
     """
     if isinstance(name, Gpu):
         return name
-    text = str(name).strip()
-    found = _by_key().get(_key(text))
-    if found is not None:
+    if (found := _by_key().get(_key(name))) is not None:
         return found
-    match = _ARCHITECTURE.fullmatch(text.lower())
-    capability = ".".join(part for part in match.groups() if part is not None) if match else ""
+    match = _ARCHITECTURE.fullmatch(name.strip().lower())
+    capability = ".".join(part for part in match.groups() if part) if match else ""
     if capability in _limits():
-        return _architecture_only(_limits()[capability])
-    raise unknown("GPU", text, (*gpu_names(), *(_architecture_only(limits).name for limits in _limits().values())))
+        return _architecture_only(capability)
+    raise unknown("GPU", name, (*gpu_names(), *(_architecture_only(known).name for known in capabilities())))
 
 
 def limits_of(capability: str) -> Limits:
@@ -178,44 +157,25 @@ def default_gpu(local: Callable[[], Gpu | None] | None = None) -> Gpu:
 def from_device(attributes: Mapping[str, Any]) -> Gpu:
     """The GPU that a live device reports: its numbers override the table's.
 
-    attributes: any of the fields of `Gpu` and `Limits` by name, in their units; None counts as absent. `name` or
-    `capability` must be there. With an unknown name the limits come from the capability's row. Where the SM count
-    differs from the table's (a MIG slice, another variant of the chip), peaks and memory rate are another product's:
-    they are dropped. Raises PerflabError for an unknown attribute or capability.
+    attributes: `name` and `capability`, and any other fields of `Gpu` and `Limits`, in their units; None counts as absent.
+    With an unknown name the limits come from the capability's row. Where the SM count differs from the table's (a MIG
+    slice, another variant of the chip), peaks and memory rate are another product's: they are dropped. Raises PerflabError
+    for an unknown capability.
     """
-    given = {key: value for key, value in attributes.items() if value is not None}
-    limit_fields = {f.name for f in dataclasses.fields(Limits)} - {"capability", "source"}
-    gpu_fields = {f.name for f in dataclasses.fields(Gpu)} - {"limits", "source"}
-    for key in given:
-        if key not in limit_fields | gpu_fields:
-            raise unknown("device attribute", key, sorted(limit_fields | gpu_fields))
-    if "threads_per_sm" in given:  # what the driver reports; the occupancy rules count warps
-        given.setdefault("warps_per_sm", given["threads_per_sm"] // 32)
-    base = _base_of(given)
-    limits = dataclasses.replace(base.limits, **{k: v for k, v in given.items() if k in limit_fields})
-    facts = {k: v for k, v in given.items() if k in gpu_fields}
+    facts = {key: value for key, value in attributes.items() if value is not None}
+    base = _by_key().get(_key(facts["name"]))
+    if base is None or base.capability != facts["capability"]:
+        base = _architecture_only(facts["capability"])
     if base.sm_count is not None and facts.get("sm_count", base.sm_count) != base.sm_count:
         facts = {"peaks": {}, "memory_bytes_per_second": None} | facts
+    limits = {key: facts.pop(key) for key in Limits.__dataclass_fields__.keys() & facts if key != "capability"}
     source = f"the device's own attributes over: {base.source}"
-    return dataclasses.replace(base, **facts, limits=limits, source=source)
+    return dataclasses.replace(base, **facts, limits=dataclasses.replace(base.limits, **limits), source=source)
 
 
-def _base_of(given: Mapping[str, Any]) -> Gpu:
-    """What the table knows of a device: its product where the name and the capability fit, else its architecture."""
-    listed = _by_key().get(_key(str(given.get("name", ""))))
-    capability = given.get("capability", listed.capability if listed else None)
-    if capability is None:
-        raise PerflabError(
-            f'the device gives no compute capability, and "{given.get("name", "")}" is not in the table: '
-            f'add "capability", one of {", ".join(capabilities())}'
-        )
-    if listed and listed.capability == capability:
-        return listed
-    return _architecture_only(limits_of(str(capability)))
-
-
-def _architecture_only(limits: Limits) -> Gpu:
-    return Gpu("sm_" + limits.capability.replace(".", ""), limits.capability, limits, source=limits.source)
+def _architecture_only(capability: str) -> Gpu:
+    limits = limits_of(capability)
+    return Gpu("sm_" + capability.replace(".", ""), capability, limits, source=limits.source)
 
 
 def _key(name: str) -> str:
@@ -233,11 +193,11 @@ def _limits() -> dict[str, Limits]:
     return {row["capability"]: _limits_from(row) for row in _rows("capabilities.csv")}
 
 
-def _limits_from(row: Mapping[str, str]) -> Limits:
-    texts = ("capability", "source", "carveout_bytes")
-    numbers = {key: int(value) if value else None for key, value in row.items() if key not in texts}
-    sizes = tuple(int(size) for size in row["carveout_bytes"].split())
-    return Limits(capability=row["capability"], source=row["source"], carveout_bytes=sizes, **numbers)  # type: ignore[arg-type]
+def _limits_from(row: dict[str, str]) -> Limits:
+    texts = {key: row.pop(key) for key in ("capability", "source", "carveout_bytes")}
+    facts: dict[str, Any] = {key: int(value) if value else None for key, value in row.items()}
+    facts |= texts | {"carveout_bytes": tuple(map(int, texts["carveout_bytes"].split()))}
+    return Limits(**facts)
 
 
 @cache
@@ -249,7 +209,6 @@ def _gpu_from(row: Mapping[str, str]) -> Gpu:
     def scaled(column: str, unit: float) -> float | None:
         return float(row[column]) * unit if row[column] else None
 
-    l2_bytes = scaled("l2_mib", MIB)
     return Gpu(
         name=row["name"],
         capability=row["capability"],
@@ -258,8 +217,8 @@ def _gpu_from(row: Mapping[str, str]) -> Gpu:
         clock_hz=scaled("clock_mhz", 1e6),
         memory_bytes_per_second=scaled("memory_gb_per_second", 1e9),
         memory_bytes=scaled("memory_gb", 1e9),
-        l2_bytes=None if l2_bytes is None else int(l2_bytes),
-        peaks={d: float(row[column]) * 1e12 for d, column in PEAK_COLUMNS.items() if row[column]},
+        l2_bytes=int(float(row["l2_mib"]) * MIB) if row["l2_mib"] else None,
+        peaks={dtype: float(row[column]) * 1e12 for dtype, column in PEAK_COLUMNS.items() if row[column]},
         source=row["source"],
     )
 
@@ -267,9 +226,5 @@ def _gpu_from(row: Mapping[str, str]) -> Gpu:
 @cache
 def _by_key() -> dict[str, Gpu]:
     """Every name and alias, as `_key` writes it."""
-    found: dict[str, Gpu] = {}
-    for row in _rows("gpus.csv"):
-        for name in (row["name"], *row["aliases"].split("|")):
-            found[_key(name)] = _gpus()[row["name"]]
-    found.pop("", None)
-    return found
+    names = {name: row["name"] for row in _rows("gpus.csv") for name in (row["name"], *row["aliases"].split("|")) if name}
+    return {_key(name): _gpus()[product] for name, product in names.items()}

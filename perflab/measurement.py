@@ -10,14 +10,14 @@ from perflab import tables
 from perflab.gpus import Gpu
 from perflab.origins import Origin, join
 from perflab.studies import Work
-from perflab.tables import Table
+from perflab.tables import Shown, Table
 from perflab.timing import Timing
 
 CALCULATED = Origin("calculated", "the shape's exact formula")
 
 
 @dataclass(frozen=True)
-class Measurement:
+class Measurement(Shown):
     """The recorded times of one version at one shape on one GPU, and what follows from them.
 
     Rates divide by the cold median. useful: bytes that must move once, over time; asked: bytes the kernel's loads and
@@ -82,16 +82,6 @@ class Measurement:
         return Table(f"{self.version} on {self.gpu.name}, {describe(self.shape)}",
                      ("", "median", "95 % interval", "samples", "useful", "of DRAM peak", "rate", "stopped"), rows,
                      join(self.origin, CALCULATED), notes)
-
-    def __str__(self) -> str:
-        return str(self.table())
-
-    def markdown(self) -> str:
-        """The table as Markdown."""
-        return self.table().markdown()
-
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        return self.table()._repr_mimebundle_()
 
 
 def describe(shape: Any) -> str:

@@ -1,5 +1,5 @@
 """Runs a plan. One item on a device: check against the reference first, then time. The loop over items, in a worker
-that may die: every result is handed over the moment it is there.
+that may die: an item's results are handed over as soon as it ends, however it ends.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perflab import tables
-from perflab.check import check_outputs
+from perflab.check import check_outputs, poison
 from perflab.compile import Binary
-from perflab.device import Device, open_device, poisoned
+from perflab.device import Device, open_device
 from perflab.errors import PerflabError
-from perflab.planning import Plan, PlanItem, identity_of, make_plan, shape_labels
+from perflab.planning import Plan, PlanItem, shape_labels
 from perflab.records import Record, canonical_gpu
 from perflab.studies import SCALAR_TYPES, Study, inputs_hash, load_study
 from perflab.timing import Stopwatch, TimingSpec
@@ -25,8 +26,6 @@ from perflab.worker import Worker, WorkerError
 
 if TYPE_CHECKING:
     import numpy as np
-
-__all__ = ["Bench", "Outcome", "Plan", "PlanItem", "identity_of", "make_plan", "measure", "measure_task", "runs_on"]
 
 DESCRIBE_SECONDS = 120  # the first CUDA call of a machine can take long
 LEAST_LIMIT_SECONDS = 120
@@ -42,18 +41,17 @@ class Bench:
         self._stopwatch: Stopwatch | None = None
         self._host: tuple[str, Any, dict[str, np.ndarray], Mapping[str, np.ndarray]] | None = None
 
-    def run_item(
-        self, item: PlanItem, binaries: Mapping[str, Binary], tools: Binary, spec: TimingSpec
-    ) -> Iterator[dict[str, Any]]:
+    def run_item(self, item: PlanItem, binaries: Mapping[str, Binary], tools: Binary,
+                 spec: TimingSpec) -> Iterator[dict[str, Any]]:
         """Yield {kind, payload, clocks}: the check; then, only if it passed, the timing."""
         shape, inputs, want = self._host_data(item)
         memory = {name: self.device.upload(array) for name, array in inputs.items()}  # anew: a kernel may spoil them
-        memory |= {name: poisoned(self.device, b["shape"], b["dtype"]) for name, b in item.buffers.items()}
+        for name, buffer in item.buffers.items():
+            memory[name] = self.device.upload(poison(tuple(buffer["shape"]), buffer["dtype"]))
         launch = self._launcher(item, binaries, memory)
         launch()
         self.device.synchronize()
-        outputs = [name for name, buffer in item.buffers.items() if buffer["role"] == "output"]
-        got = {name: self.device.download(memory[name]) for name in outputs}
+        got = {name: self.device.download(memory[name]) for name, b in item.buffers.items() if b["role"] == "output"}
         check = check_outputs(self.study, item.version, shape, got, want)
         yield {"kind": "check", "payload": check.to_dict(), "clocks": self.device.clocks()}
         if check.passed:
@@ -68,14 +66,12 @@ class Bench:
             shape = self.study.make_shape(**item.shape)
             if inputs_hash(self.study, shape) != item.identity.inputs:
                 raise PerflabError(f"the study here makes other inputs for {dict(item.shape)} than the plan was made "
-                                   "for: it changed since. Make the plan, or pack it, again")  # fmt: skip
+                                   "for: it changed since. Make the plan, or pack it, again")
             inputs = self.study.make_inputs(shape)
             self._host = key, shape, inputs, self.study.reference(shape, inputs)
         return self._host[1:]
 
-    def _launcher(
-        self, item: PlanItem, binaries: Mapping[str, Binary], memory: Mapping[str, Any]
-    ) -> Callable[[], None]:
+    def _launcher(self, item: PlanItem, binaries: Mapping[str, Binary], memory: Mapping[str, Any]) -> Callable[[], None]:
         launchers = []
         for launch in item.launches:
             key = launch["binary"], launch["entry"]
@@ -83,7 +79,7 @@ class Bench:
                 self._functions[key] = self.device.load(binaries[key[0]].cubin, key[1])
             arguments = [memory[a] if isinstance(a, str) else _scalar(a) for a in launch["arguments"]]
             launchers.append(self.device.launcher(self._functions[key], launch["grid"], launch["block"], arguments,
-                                                  launch["dynamic_shared"]))  # fmt: skip
+                                                  launch["dynamic_shared"]))
 
         def launch_all() -> None:
             for one in launchers:
@@ -99,25 +95,19 @@ def _scalar(argument: Mapping[str, Any]) -> Any:
     return np.dtype(SCALAR_TYPES[argument["type"]]).type(argument["value"])
 
 
-_benches: dict[str, Bench] = {}
+@lru_cache(maxsize=1)  # one study at a time keeps memory
+def _bench(folder: str) -> Bench:
+    return Bench(open_device(), load_study(Path(folder)))
 
 
-def measure_task(
-    folder: str, item: Mapping[str, Any], binaries: Mapping[str, Any], tools: Mapping[str, Any],
-    spec: Mapping[str, Any], progress: Callable[[Any], None],
-) -> dict[str, Any]:  # fmt: skip
+def measure_task(folder: str, item: Mapping[str, Any], binaries: Mapping[str, Any], tools: Mapping[str, Any],
+                 spec: Mapping[str, Any], progress: Callable[[Any], None]) -> dict[str, Any]:
     """The worker's task "measure": one item. Each result goes out as progress as soon as it is there."""
-    if folder not in _benches:
-        _benches.clear()  # one study at a time keeps memory
-        _benches[folder] = Bench(open_device(), load_study(Path(folder)))
     loaded = {key: Binary.from_dict(binary) for key, binary in binaries.items()}
-    count = 0
-    for found in _benches[folder].run_item(
-        PlanItem.from_dict(item), loaded, Binary.from_dict(tools), TimingSpec(**spec)
-    ):
+    given = PlanItem.from_dict(item), loaded, Binary.from_dict(tools), TimingSpec(**spec)
+    for found in _bench(folder).run_item(*given):
         progress(found)
-        count += 1
-    return {"results": count}
+    return {}
 
 
 # ---------------------------------------------------------------- the loop
@@ -134,114 +124,92 @@ class Outcome:
     def __str__(self) -> str:
         parts = [f"{self.records} records of {self.done} items"]
         parts += [f"{len(self.failed)} items failed"] if self.failed else []
-        if self.left:
-            parts.append(f"{self.left} items left ({self.ended_early}): the same command goes on from here")
+        parts += [f"{self.left} items left ({self.ended_early}): the same command goes on from here"] if self.left else []
         return "; ".join(parts)
 
 
-def measure(
-    plan: Plan, worker: Worker, on_record: Callable[[Record], object], on_note: Callable[[str], object] = print,
-    folder: str | None = None, budget_seconds: float | None = None, item_limit_seconds: float | None = None,
-) -> Outcome:  # fmt: skip
-    """Run a plan in `worker`; each record is handed over the moment it is there.
+def measure(plan: Plan, worker: Worker, on_record: Callable[[Record], object], on_note: Callable[[str], object] = print,
+            budget_seconds: float | None = None, item_limit_seconds: float | None = None) -> Outcome:
+    """Run a plan in `worker`, which finds the study in plan.folder; each record is handed over when its item ends.
 
     An item during which the worker dies, hangs or is refused is noted, and the next goes on in a fresh worker. Ctrl-C,
-    or the next item not fitting in budget_seconds, ends the run; what was taken stays. `folder` is the study's as the
-    worker sees it. Raises PerflabError if the machine has no GPU, or one that cannot run the plan's code.
+    or the next item not fitting in budget_seconds, ends the run; what was taken stays. Raises PerflabError if the machine
+    has no GPU, or one that cannot run the plan's code, or no longer answers.
     """
     begin, early = time.monotonic(), ""
-    run = _Run(plan, worker, on_record, on_note, folder or str(plan.folder))
+    records, done, failed = 0, 0, []
+    device = _describe(worker)
+    _refuse_other_architecture(plan, device)
+    if canonical_gpu(device["name"]) != canonical_gpu(plan.gpu):
+        on_note(f"planned for {plan.gpu}, measured on {device['name']}: launches and estimates are the former's")
     try:
-        run.look_at_device()
         for item, label in zip(plan.items, shape_labels([item.shape for item in plan.items]), strict=True):
             if budget_seconds is not None and time.monotonic() - begin + item.estimate_seconds > budget_seconds:
                 early = f"the next one's {item.estimate_seconds:.0f} s do not fit into the {budget_seconds:g} s allowed"
                 break
-            run.take(item, f"{item.version}, {label}", item_limit_seconds)
-    except _Unreachable as error:
-        early = str(error)
-    except _NotKept as error:
-        raise error.__cause__ or error from None
+            name = f"{item.version}, {label}"
+            results, problem = _take(plan, item, worker, item_limit_seconds)
+            for found in results:
+                _hand_over(_record(plan, item, device, found), on_record, on_note)
+                on_note(_in_words(name, found))
+                records += 1
+            if problem:
+                failed.append(f"{name}: {problem}")
+                on_note(f"FAILED  {failed[-1]}")
+                worker.stop()  # a fault takes the process's GPU context with it
+                _describe(worker)
+            else:
+                done += 1
     except KeyboardInterrupt:
         early = "Ctrl-C"
         worker.stop()
-    outcome = Outcome(run.records, run.done, tuple(run.failed), len(plan.items) - run.done - len(run.failed), early)
+    outcome = Outcome(records, done, tuple(failed), len(plan.items) - done - len(failed), early)
     on_note(str(outcome))
     return outcome
 
 
-class _NotKept(Exception):
-    """The record was taken, but `on_record` could not keep it (a full disk): the run must not go on."""
+def _describe(worker: Worker) -> dict[str, Any]:
+    """What GPU is there. Raises PerflabError, so that a run ends whose every item would fail the same way."""
+    try:
+        return worker.call("describe", DESCRIBE_SECONDS)
+    except WorkerError as error:
+        raise PerflabError(f"the GPU machine does not answer: {error}") from error
 
 
-class _Unreachable(Exception):
-    """After a failed item the machine no longer answers: the next items would fail the same way."""
-
-
-class _Run:
-    """The state of one `measure`."""
-
-    def __init__(self, plan: Plan, worker: Worker, on_record: Callable[[Record], object],
-                 on_note: Callable[[str], object], folder: str) -> None:  # fmt: skip
-        self.plan, self.worker, self.on_record, self.on_note, self.folder = plan, worker, on_record, on_note, folder
-        self.records = self.done = 0
-        self.failed: list[str] = []
-        self.device: Mapping[str, Any] = {}
-
-    def look_at_device(self) -> None:
-        """Ask what GPU is there, and refuse one that cannot run the plan's code."""
-        try:
-            self.device = self.worker.call("describe", DESCRIBE_SECONDS)
-        except WorkerError as error:
-            raise PerflabError(f"the GPU machine does not answer: {error}") from error
-        name, capability = self.device["name"], self.device["capability"]
-        built_for = dict.fromkeys(binary.architecture for binary in (*self.plan.binaries.values(), self.plan.tools))
-        wrong = [architecture for architecture in built_for if not runs_on(architecture, capability)]
-        if wrong:
-            raise PerflabError(f"the plan's code is for {', '.join(wrong)} ({self.plan.gpu}); the GPU there is a {name} "
-                               f"of compute capability {capability}: make the plan for it, with --gpu")  # fmt: skip
-        if canonical_gpu(name) != canonical_gpu(self.plan.gpu):
-            self.on_note(f"planned for {self.plan.gpu}, measured on {name}: launches and estimates are the former's")
-
-    def take(self, item: PlanItem, name: str, limit_seconds: float | None) -> None:
-        """Measure one item; a failure of it is noted and the machine looked at again."""
-
-        def keep(found: Mapping[str, Any]) -> None:
-            record = _record(self.plan, item, self.device, found)
-            try:
-                self.on_record(record)
-            except Exception as error:
-                self.on_note(f"NOT KEPT ({error}): {record.to_json()}")
-                raise _NotKept from error
-            self.records += 1
-            self.on_note(_in_words(name, found))
-
-        used = {launch["binary"] for launch in item.launches}
-        limit = limit_seconds or max(LEAST_LIMIT_SECONDS, 20 * item.estimate_seconds)
-        try:
-            self.worker.call(
-                "measure", limit, keep, folder=self.folder, item=asdict(item), spec=asdict(self.plan.spec),
-                tools=self.plan.tools.to_dict(), binaries={key: self.plan.binaries[key].to_dict() for key in used},
-            )  # fmt: skip
-            self.done += 1
-        except (WorkerError, PerflabError) as error:
-            self.failed.append(f"{name}: {error}")
-            self.on_note(f"FAILED  {self.failed[-1]}")
-            self.worker.stop()  # a fault takes the process's GPU context with it
-            try:
-                self.worker.call("describe", DESCRIBE_SECONDS)
-            except (WorkerError, PerflabError) as silence:
-                raise _Unreachable(f"the machine no longer answers: {silence}") from silence
+def _refuse_other_architecture(plan: Plan, device: Mapping[str, Any]) -> None:
+    built_for = dict.fromkeys(binary.architecture for binary in (*plan.binaries.values(), plan.tools))
+    wrong = [architecture for architecture in built_for if not runs_on(architecture, device["capability"])]
+    if wrong:
+        raise PerflabError(f"the plan's code is for {', '.join(wrong)} ({plan.gpu}); the GPU there is a {device['name']} "
+                           f"of compute capability {device['capability']}: make the plan for it, with --gpu")
 
 
 def runs_on(architecture: str, capability: str) -> bool:
     """Whether a cubin of "sm_90" runs on a GPU of "9.0": the same major, no lesser minor; for "sm_90a" the same."""
-    digits = architecture.removeprefix("sm_")
-    number = digits.rstrip("af")
-    major, minor = int(number[:-1]), int(number[-1])
-    here_major, here_minor = (int(part) for part in capability.split("."))
-    exact = digits.endswith("a")
-    return here_major == major and (here_minor == minor if exact else here_minor >= minor)
+    number = architecture.removeprefix("sm_").removesuffix("a")
+    here = capability.replace(".", "")
+    return here == number if architecture.endswith("a") else here[:-1] == number[:-1] and here[-1] >= number[-1]
+
+
+def _take(plan: Plan, item: PlanItem, worker: Worker, limit_seconds: float | None) -> tuple[list[Any], Exception | None]:
+    """Measure one item in the worker: its results, also those from before a failure, and the failure."""
+    results: list[Any] = []
+    used = {launch["binary"] for launch in item.launches}
+    try:
+        worker.call("measure", limit_seconds or max(LEAST_LIMIT_SECONDS, 20 * item.estimate_seconds), results.append,
+                    folder=str(plan.folder), item=asdict(item), spec=asdict(plan.spec), tools=plan.tools.to_dict(),
+                    binaries={key: plan.binaries[key].to_dict() for key in used})
+    except (WorkerError, PerflabError) as error:
+        return results, error
+    return results, None
+
+
+def _hand_over(record: Record, on_record: Callable[[Record], object], on_note: Callable[[str], object]) -> None:
+    try:
+        on_record(record)
+    except Exception as error:  # a full disk: the run ends, but the result is not lost
+        on_note(f"NOT KEPT ({error}): {record.to_json()}")
+        raise
 
 
 def _record(plan: Plan, item: PlanItem, device: Mapping[str, Any], found: Mapping[str, Any]) -> Record:
@@ -251,16 +219,14 @@ def _record(plan: Plan, item: PlanItem, device: Mapping[str, Any], found: Mappin
     provenance = {
         **asdict(item.identity),
         "nvrtc": built[0].nvrtc, "options": list(dict.fromkeys(" ".join(binary.options) for binary in built)),
-        "architecture": plan.architecture, "commit": plan.build.get("commit"),
-        "packages": {**plan.build.get("packages", {}), **device.get("packages", {})},
-        "driver": device.get("driver"), "cuda": device.get("cuda"),
-        "power_limit_watts": device.get("power_limit_watts"),
-        "clocks": clocks, "temperature_celsius": clocks.get("temperature_celsius"),
+        "architecture": plan.architecture, "commit": plan.build["commit"],
+        "packages": {**plan.build["packages"], **device["packages"]},
+        **{key: device[key] for key in ("driver", "cuda", "power_limit_watts")},
+        "clocks": clocks, "temperature_celsius": clocks["temperature_celsius"],
         "utc": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-    }  # fmt: skip
-    gpu = {key: device.get(key) for key in ("name", "uuid", "capability")}
-    kind, payload = found["kind"], found["payload"]
-    return Record(item.study, item.version, dict(item.shape), kind, payload, gpu, provenance, item.dtype)
+    }
+    gpu = {key: device[key] for key in ("name", "uuid", "capability")}
+    return Record(item.study, item.version, dict(item.shape), found["kind"], found["payload"], gpu, provenance, item.dtype)
 
 
 def _in_words(name: str, found: Mapping[str, Any]) -> str:

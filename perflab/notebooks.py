@@ -11,6 +11,7 @@ import json
 import os
 import re
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -28,8 +29,6 @@ METADATA = {
 CELL_LIMIT_SECONDS = 300
 AT_ONCE = 2  # each kernel keeps one core busy, and two cores are the least we plan for
 
-_ANSI = re.compile(r"\x1b\[[0-9;]*m")
-
 Done = Callable[[Path, Any, float], None]
 
 
@@ -43,15 +42,12 @@ def read(path: Path) -> Any:
         raise PerflabError(f"{path} is not a notebook: {error}") from error
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The notebook at `path` as plain JSON, without nbformat and its import time."""
+def cells_of(path: Path) -> list[dict[str, Any]]:
+    """The cells of the notebook at `path` as plain JSON, without nbformat and its import time."""
     try:
-        notebook = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise PerflabError(f"{path} is not a notebook: {error}") from error
-    if not isinstance(notebook, dict) or not isinstance(notebook.get("cells"), list):
-        raise PerflabError(f"{path} is not a notebook: it has no list of cells (nbformat 4 does)")
-    return notebook
+        return json.loads(path.read_text(encoding="utf-8"))["cells"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise PerflabError(f"{path} is not a notebook of nbformat 4: {error!r}") from error
 
 
 def canonical(notebook: Any) -> Any:
@@ -126,42 +122,35 @@ def _refuse_handler(*_: object) -> NoReturn:
 async def _run_all(paths: Iterable[Path], done: Done) -> list[str]:
     """The failures, in words."""
     places = asyncio.Semaphore(AT_ONCE)
-
-    async def run_one(path: Path) -> str:
-        async with places:
-            return await _run_one(path, done)
-
-    said = await asyncio.gather(*(run_one(path) for path in paths))
-    return [words for words in said if words]
+    return list(filter(None, await asyncio.gather(*(_run_one(path, done, places) for path in paths))))
 
 
-async def _run_one(path: Path, done: Done) -> str:
+async def _run_one(path: Path, done: Done, places: asyncio.Semaphore) -> str:
     """Run one notebook; the failure in words, or '' after `done` has it."""
-    from nbclient.exceptions import CellControlSignal, CellTimeoutError, DeadKernelError
+    from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
-    notebook = read(path)
+    notebook, index = read(path), 0
+
+    def reached(cell: Any, cell_index: int) -> None:
+        nonlocal index
+        index = cell_index
+
     client = _client(notebook, path.parent)
-    reached: list[int] = [0]
-    client.on_cell_execute = lambda cell, cell_index: reached.append(cell_index)
-    started = time.monotonic()
+    client.on_cell_execute = reached
     try:
-        await client.async_execute(env={**os.environ, "PYTHONHASHSEED": "0"})
+        async with places:
+            started = time.monotonic()
+            await client.async_execute(env={**os.environ, "PYTHONHASHSEED": "0"})
+            done(path, canonical(notebook), time.monotonic() - started)
+            return ""
     except CellTimeoutError:
-        return failure(path, notebook, reached[-1], f"still running after {CELL_LIMIT_SECONDS} s")
+        reason = f"still running after {CELL_LIMIT_SECONDS} s"
     except DeadKernelError:
-        return failure(path, notebook, reached[-1], "the kernel died (a crash in native code, or out of memory)")
-    except CellControlSignal as error:
-        name, value = getattr(error, "ename", type(error).__name__), getattr(error, "evalue", str(error))
-        return failure(path, notebook, reached[-1], _ANSI.sub("", f"{name}: {value}"))
-    done(path, canonical(notebook), time.monotonic() - started)
-    return ""
-
-
-def failure(path: Path, notebook: Any, index: int, reason: str) -> str:
-    """What failed, in words: notebook, cell (counted from 1), its source, the reason."""
-    source = joined(notebook["cells"][index]["source"])
-    indented = "\n".join(f"    {line}".rstrip() for line in source.splitlines())
-    return f"{path.name}: cell {index + 1} of {len(notebook['cells'])} failed:\n{indented}\n{reason}"
+        reason = "the kernel died (a crash in native code, or out of memory)"
+    except CellExecutionError as error:
+        reason = re.sub(r"\x1b\[[0-9;]*m", "", f"{error.ename}: {error.evalue}")  # without the colours of a terminal
+    source = textwrap.indent(notebook.cells[index].source, "    ")
+    return f"{path.name}: cell {index + 1} of {len(notebook['cells'])} failed:\n{source}\n{reason}"
 
 
 def _client(notebook: Any, folder: Path) -> NotebookClient:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from perflab.gpus import Gpu, Limits
 from perflab.gpus import gpu as find_gpu
 from perflab.occupancy_rules import NAMED_BARRIERS, NO_LIMIT, RESOURCES, WARP, Demand, Scalars
 from perflab.origins import Origin
-from perflab.tables import Table, percent
+from perflab.tables import Shown, Table, percent
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,7 +23,7 @@ TITLES = dict(zip(RESOURCES, ("warps", "registers", "shared memory", "block slot
 
 
 @dataclass(frozen=True)
-class Occupancy:
+class Occupancy(Shown):
     """Blocks and warps that one SM holds, and why.
 
     limits:   blocks by each resource alone (warps, registers, shared_memory, blocks, barriers); None = no limit
@@ -38,8 +39,9 @@ class Occupancy:
     grid: int | None = None
 
     @property
-    def warps_per_block(self) -> int:
-        return self.demand.warps
+    def limited_by(self) -> str:
+        """The limiters in words: 'registers and shared memory'."""
+        return " and ".join(TITLES[name] for name in self.limiters)
 
     @property
     def warps_per_sm(self) -> int:
@@ -63,11 +65,6 @@ class Occupancy:
         return None if self.waves is None else self.waves / math.ceil(self.waves)
 
     @property
-    def idle_lanes(self) -> int:
-        """Lanes of the block's last warp that no thread uses."""
-        return self.demand.warps * WARP - self.demand.threads
-
-    @property
     def reason(self) -> str:
         """Why no block can launch, in words; '' when one can."""
         return "; ".join(_refusals(self.gpu, self.demand)) if self.blocks_per_sm == 0 else ""
@@ -83,10 +80,7 @@ class Occupancy:
 
     def explain(self) -> Table:
         """The allocation arithmetic of every resource, and below it the next cheaper step of each kind."""
-        rows = [
-            (TITLES[name], self.limits[name], "limits" if name in self.limiters else "", how)
-            for name, _, _, how in _allocations(self)
-        ]
+        rows = [(TITLES[name], self.limits[name], self._limits(name), how) for name, _, _, how in _allocations(self)]
         gains = [f"to gain: {words}" for words, _ in self.steps] or ["no change of one kind holds more on an SM"]
         if self.fraction == 1:
             gains = ["every warp slot is taken: there is no occupancy to gain"]
@@ -95,21 +89,12 @@ class Occupancy:
 
     def table(self) -> Table:
         """One row a resource: what a block takes, what an SM has, how many blocks that is."""
-        rows = [
-            (TITLES[name], takes, has, self.limits[name], "limits" if name in self.limiters else "")
-            for name, takes, has, _ in _allocations(self)
-        ]
+        rows = [(TITLES[name], takes, has, self.limits[name], self._limits(name)) for name, takes, has, _ in _allocations(self)]
         columns = ("resource", "a block takes", "an SM has", "blocks", "")
         return Table(_headline(self), columns, rows, str(self.origin), _remarks(self))
 
-    def __str__(self) -> str:
-        return str(self.table())
-
-    def markdown(self) -> str:
-        return self.table().markdown()
-
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        return self.table()._repr_mimebundle_()
+    def _limits(self, resource: str) -> str:
+        return "limits" if resource in self.limiters else ""
 
 
 def occupancy(
@@ -143,7 +128,7 @@ def occupancy(
     blocks = None if grid is None else rules.volume("grid", grid)
     if isinstance(gpu, (str, Gpu)):
         return occupancy_of(find_gpu(gpu), demand, blocks)
-    return _comparison([occupancy_of(find_gpu(one), demand, blocks) for one in gpu])
+    return comparison([occupancy_of(find_gpu(one), demand, blocks) for one in gpu])
 
 
 def occupancy_of(gpu: Gpu, demand: Demand, grid: int | None = None) -> Occupancy:
@@ -165,25 +150,22 @@ def largest_dynamic_shared(
     registers: int = 64,
     blocks_per_sm: int = 1,
     static_shared: int = 0,
-    barriers: int = 1,
-    carveout: int | None = None,
 ) -> int:
     """The most dynamic shared memory, in bytes, with which an SM still holds that many blocks.
 
     Unlike cudaOccAvailableDynamicSMemPerBlock of CUDA 13.0 it counts the reserved part of every block. Raises
     PerflabError where no amount does, and says what stands in the way.
     """
-    found = find_gpu(gpu)
-    wanted = rules.volume("blocks_per_sm", blocks_per_sm)
-    bare = occupancy(found, block, registers, static_shared, barriers=barriers, carveout=carveout)
+    wanted = rules.amount("blocks_per_sm", blocks_per_sm, 1)
+    bare = occupancy(find_gpu(gpu), block, registers, static_shared)
     if bare.blocks_per_sm < wanted:
-        why = bare.reason or f"limited by {_and(bare.limiters)}"
+        why = bare.reason or f"limited by {bare.limited_by}"
         raise PerflabError(
-            f"{wanted} blocks per SM on {found.name}: "
+            f"{wanted} blocks per SM on {bare.gpu.name}: "
             f"even without dynamic shared memory an SM holds {bare.blocks_per_sm} ({why})"
         )
-    demands = (_with_shared(bare.demand, total) for total in _shared_totals(found.limits, bare.demand, wanted))
-    return next(d.dynamic_shared for d in demands if rules.shared_limit(Scalars, found.limits, d) >= wanted)
+    most = _largest_shared(bare.gpu.limits, bare.demand, wanted)
+    return most.dynamic_shared if most else 0
 
 
 @dataclass(frozen=True)
@@ -232,7 +214,7 @@ def occupancy_grid(
     """
     import numpy as np
 
-    sm = find_gpu(gpu).limits
+    found = find_gpu(gpu)
     demand = Demand(
         rules.amounts("block", block, 1),
         rules.amounts("registers", registers),
@@ -243,13 +225,11 @@ def occupancy_grid(
         rules.amounts("barriers", barriers, 0, NAMED_BARRIERS),
         None if carveout is None else rules.amounts("carveout", carveout, -1, 100),
     )
-    every = np.broadcast_arrays(*rules.block_limits(np, sm, demand).values(), demand.threads)
+    every = np.broadcast_arrays(*rules.block_limits(np, found.limits, demand).values(), demand.threads)
     limits = dict(zip(RESOURCES, every[:-1], strict=True))
     blocks = np.minimum.reduce(list(limits.values()))
-    bits = np.zeros(blocks.shape, np.uint8)
-    for k, limit in enumerate(limits.values()):
-        bits |= (limit == blocks).astype(np.uint8) << np.uint8(k)
-    return OccupancyGrid(find_gpu(gpu), blocks, blocks * demand.warps, bits, limits)
+    bits = sum((limit == blocks).astype(np.uint8) << k for k, limit in enumerate(limits.values()))
+    return OccupancyGrid(found, blocks, blocks * demand.warps, np.asarray(bits), limits)
 
 
 def _refusals(gpu: Gpu, want: Demand) -> Iterator[str]:
@@ -260,31 +240,29 @@ def _refusals(gpu: Gpu, want: Demand) -> Iterator[str]:
     if want.registers > sm.registers_per_thread:
         yield f"{want.registers} registers a thread, {allow} {sm.registers_per_thread}"
     elif rules.register_limit(Scalars, sm, want) == 0:
-        per_warp = rules.round_up(want.registers * WARP, sm.register_unit)
-        warps = rules.round_up(want.warps, sm.sub_partitions)
+        per_warp, warps = rules.registers_per_warp(sm, want), rules.round_up(want.warps, sm.sub_partitions)
         yield (
             f"{warps} warps ({want.warps} rounded up to the {sm.sub_partitions} sub-partitions) x {per_warp:,} "
             f"registers = {warps * per_warp:,}, {allow} {sm.registers_per_block:,} a block"
         )
     if rules.shared_limit(Scalars, sm, want) == 0:
-        total = want.static_shared + want.dynamic_shared
-        if total > sm.shared_per_block_optin_bytes:
-            yield f"{total:,} B of shared memory a block, {allow} {sm.shared_per_block_optin_bytes:,} B"
+        if want.shared > sm.shared_per_block_optin_bytes:
+            yield f"{want.shared:,} B of shared memory a block, {allow} {sm.shared_per_block_optin_bytes:,} B"
         elif want.shared_optin:
-            limit = rules.dynamic_allowed(Scalars, sm, want)
-            yield f"{want.dynamic_shared:,} B of dynamic shared memory, this kernel's limit was set to {limit:,} B"
+            asked, limit = want.dynamic_shared, want.max_dynamic_shared
+            yield f"{asked:,} B of dynamic shared memory, this kernel's limit was set to {limit:,} B"
         else:
-            yield f"{total:,} B of shared memory a block, {allow} {sm.shared_per_block_bytes:,} B without opting in"
+            yield f"{want.shared:,} B of shared memory a block, {allow} {sm.shared_per_block_bytes:,} B without opting in"
 
 
 def _headline(found: Occupancy) -> str:
     gpu, want = found.gpu, found.demand
-    name = gpu.name if gpu.is_architecture_only else f"{gpu.name} ({gpu.architecture})"
+    name = gpu.name if gpu.sm_count is None else f"{gpu.name} ({gpu.architecture})"
     return (
         f"{name}, {want.threads:,} threads x {want.registers} registers: "
         f"{_count(found.blocks_per_sm, 'block')} per SM, "
         f"{found.warps_per_sm} of {gpu.limits.warps_per_sm} warps ({percent(found.fraction)}), "
-        f"limited by {_and(found.limiters)}"
+        f"limited by {found.limited_by}"
     )
 
 
@@ -292,25 +270,16 @@ def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def _ordinal(number: int) -> str:
-    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th") if number not in (11, 12, 13) else "th"
-    return f"{'an' if number in (8, 11, 18) else 'a'} {number}{ending}"
-
-
-def _and(names: Sequence[str]) -> str:
-    return " and ".join(TITLES[name] for name in names)
-
-
 def _allocations(found: Occupancy) -> Iterator[tuple[str, str, str, str]]:
     """(resource, what a block takes, what an SM has, how one comes from the other), in the order of RESOURCES."""
     sm, want = found.gpu.limits, found.demand
     how = f"{want.threads:,} threads -> {_count(want.warps, 'warp')} of {sm.warps_per_sm}"
     yield "warps", f"{want.warps}", f"{sm.warps_per_sm}", how
-    per_warp, part = rules.round_up(want.registers * WARP, sm.register_unit), sm.registers_per_sm // sm.sub_partitions
+    per_warp, part = rules.registers_per_warp(sm, want), sm.registers_per_sm // sm.sub_partitions
     how = f"{want.registers} registers x {WARP} lanes -> {per_warp:,} a warp (unit {sm.register_unit})"
     if per_warp:
-        held, piece = part // per_warp, {2: "half", 4: "quarter"}.get(sm.sub_partitions, f"1/{sm.sub_partitions}")
-        how += f" -> {held} warps per {piece} of the register file ({part:,}) -> {held * sm.sub_partitions} warps"
+        held = part // per_warp
+        how += f" -> {held} warps per quarter of the register file ({part:,}) -> {held * sm.sub_partitions} warps"
     yield "registers", f"{per_warp * want.warps:,}", f"{sm.registers_per_sm:,}", how
     takes, has = f"{rules.shared_allocated(sm, want):,} B", f"{rules.shared_capacity(Scalars, sm, want):,} B"
     asked = f"{want.static_shared:,} B static + {want.dynamic_shared:,} B dynamic"
@@ -325,8 +294,9 @@ def _remarks(found: Occupancy) -> list[str]:
     """What a reader must know besides the numbers: why nothing launches, idle lanes, the carve-out trap, waves."""
     want, sm = found.demand, found.gpu.limits
     lines = [f"cannot launch: {found.reason}"] if found.reason else []
-    if found.idle_lanes:
-        lines.append(f"{found.idle_lanes} of {want.warps * WARP} lanes idle: {want.threads} is no multiple of {WARP}")
+    lanes = want.warps * WARP
+    if lanes > want.threads:
+        lines.append(f"{lanes - want.threads} of {lanes} lanes idle: {want.threads} is no multiple of {WARP}")
     if want.carveout is not None and "shared_memory" in found.limiters:
         lines.append(
             f"a carve-out of {want.carveout} % leaves {rules.shared_capacity(Scalars, sm, want):,} B, and every block "
@@ -344,84 +314,89 @@ def _steps(found: Occupancy) -> Iterator[tuple[str, Occupancy]]:
     """(words, what the model then says) for each way of holding more: only what the model confirms."""
     for change, demand in _changes(found):
         tried = occupancy_of(found.gpu, demand)
-        same_block = demand.threads == found.demand.threads
         if tried.warps_per_sm > found.warps_per_sm:
-            one_more = same_block and tried.blocks_per_sm == found.blocks_per_sm + 1
-            fit = "block fits" if tried.blocks_per_sm == 1 else "blocks fit"
-            what = f"{_ordinal(tried.blocks_per_sm)} block fits" if one_more else f"{tried.blocks_per_sm} {fit}"
-            yield f"{change} {what}: {tried.warps_per_sm} of {found.gpu.limits.warps_per_sm} warps", tried
+            is_one_more = demand.threads == found.demand.threads and tried.blocks_per_sm == found.blocks_per_sm + 1
+            number = _ordinal(tried.blocks_per_sm) if is_one_more else f"{tried.blocks_per_sm}"
+            verb = "block fits" if is_one_more or tried.blocks_per_sm == 1 else "blocks fit"
+            yield f"{change} {number} {verb}: {tried.warps_per_sm} of {found.gpu.limits.warps_per_sm} warps", tried
+
+
+def _ordinal(number: int) -> str:
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th") if number not in (11, 12, 13) else "th"
+    return f"{'an' if number in (8, 11, 18) else 'a'} {number}{ending}"
 
 
 def _changes(found: Occupancy) -> Iterator[tuple[str, Demand]]:
     """Changes to try: of all that limits, together; of the limits that were set; a smaller and a larger block."""
-    want, most = found.demand, found.gpu.limits.threads_per_block
-    relaxed, said = want, []
+    want, sm = found.demand, found.gpu.limits
+    relaxed: Demand | None = want
     for name in found.limiters:
-        fitting = (
-            (words, demand)
-            for words, demand in _milder(found.gpu.limits, relaxed, name, found.blocks_per_sm + 1)
-            if rules.block_limits(Scalars, found.gpu.limits, demand)[name] > found.blocks_per_sm
-        )
-        words, relaxed = next(fitting, ("", relaxed))
-        said.append(words)
-    if all(said):
-        yield f"at {' and '.join(said)}", relaxed
+        relaxed = relaxed and _milder(sm, relaxed, name, found.blocks_per_sm + 1)
+    if relaxed:
+        yield f"at {' and '.join(_less(want, relaxed))}", relaxed
     if "shared_memory" in found.limiters and want.carveout is not None:
         yield "with a carve-out of 100 %", replace(want, carveout=100)
     if "shared_memory" in found.limiters and (want.max_dynamic_shared is not None or not want.shared_optin):
         raised = replace(want, max_dynamic_shared=None, shared_optin=True)
         yield "with the limit of dynamic shared memory raised", raised
-    for sizes in (range((want.threads - 1) // WARP * WARP, 0, -WARP), range(want.warps * WARP + WARP, most + 1, WARP)):
+    smaller = range((want.threads - 1) // WARP * WARP, 0, -WARP)
+    for sizes in (smaller, range((want.warps + 1) * WARP, sm.threads_per_block + 1, WARP)):
         blocks = [replace(want, threads=threads) for threads in sizes]
         if blocks:
             best = max(blocks, key=lambda demand: occupancy_of(found.gpu, demand).warps_per_sm)  # the nearest of equals
             yield f"with {best.threads} threads", best
 
 
-def _milder(sm: Limits, want: Demand, resource: str, target: int) -> Iterator[tuple[str, Demand]]:
-    """Smaller demands on one resource, the largest first, for `target` blocks; none where the block's size decides."""
+def _less(want: Demand, relaxed: Demand) -> Iterator[str]:
+    """What is less in `relaxed`, in words."""
+    if relaxed.registers < want.registers:
+        yield f"<= {_count(relaxed.registers, 'register')}"
+    if relaxed.shared < want.shared:
+        yield f"<= {relaxed.shared:,} B of shared memory"
+    if relaxed.barriers < want.barriers:
+        yield f"<= {_count(relaxed.barriers, 'barrier')}"
+
+
+def _milder(sm: Limits, want: Demand, resource: str, blocks: int) -> Demand | None:
+    """`want` with just so much less of one resource that this allows `blocks`; None where no amount does."""
     if resource == "registers":
-        for registers in range(min(want.registers - 1, sm.registers_per_thread), 0, -1):
-            yield f"<= {_count(registers, 'register')}", replace(want, registers=registers)
-    elif resource == "shared_memory":
-        for total in _shared_totals(sm, want, target):
-            yield f"<= {total:,} B of shared memory", _with_shared(want, total)
-        if want.carveout is not None:
-            yield "a carve-out of 100 %", replace(want, carveout=100)
-    elif resource == "barriers":
-        for barriers in range(want.barriers - 1, -1, -1):
-            yield f"<= {_count(barriers, 'barrier')}", replace(want, barriers=barriers)
+        return _largest(range(1, want.registers), lambda n: replace(want, registers=n), resource, sm, blocks)
+    if resource == "barriers":
+        return _largest(range(want.barriers), lambda n: replace(want, barriers=n), resource, sm, blocks)
+    return _largest_shared(sm, want, blocks) if resource == "shared_memory" else None
 
 
-def _with_shared(demand: Demand, total: int) -> Demand:
-    static = min(demand.static_shared, total)
-    return replace(demand, static_shared=static, dynamic_shared=total - static)
+def _largest_shared(sm: Limits, want: Demand, blocks: int) -> Demand | None:
+    """`want` with the most shared memory that allows `blocks`: static as far as it goes, the rest dynamic."""
+
+    def with_shared(total: int) -> Demand:
+        static = min(want.static_shared, total)
+        return replace(want, static_shared=static, dynamic_shared=total - static)
+
+    return _largest(range(sm.shared_per_block_optin_bytes + 1), with_shared, "shared_memory", sm, blocks)
 
 
-def _shared_totals(sm: Limits, demand: Demand, target: int) -> list[int]:
-    """Amounts of static + dynamic shared memory at the edge of holding `target` blocks, the largest first."""
-    sizes = (sm.shared_per_sm_bytes,) if demand.carveout is None else sm.carveout_bytes
-    caps = [sm.shared_per_block_optin_bytes, sm.shared_per_block_bytes]
-    if demand.max_dynamic_shared is not None:
-        caps.append(demand.static_shared + demand.max_dynamic_shared)
-    unit, reserved = sm.shared_unit_bytes, sm.shared_reserved_bytes
-    totals = {min(size // target // unit * unit - reserved, cap) for size in sizes for cap in caps}
-    return sorted((total for total in totals if total >= 0), reverse=True)
+def _largest(amounts: range, demand: Callable[[int], Demand], resource: str, sm: Limits, blocks: int) -> Demand | None:
+    """The demand with the largest of `amounts` at which the resource allows `blocks`: less of it never allows fewer."""
+
+    def is_too_much(amount: int) -> bool:
+        return rules.block_limits(Scalars, sm, demand(amount))[resource] < blocks
+
+    count = bisect_left(amounts, True, key=is_too_much)
+    return demand(amounts[count - 1]) if count else None
 
 
-def _comparison(found: Sequence[Occupancy]) -> Table:
-    """One row a GPU for the same demand."""
+def comparison(found: Sequence[Occupancy]) -> Table:
+    """One row a GPU: the same block on each, its registers as compiled there; waves and tail where there is a grid."""
     if not found:
         raise PerflabError('an empty list of GPUs: name at least one, as in gpu=["H200", "sm_120"]')
-    want, with_grid = found[0].demand, found[0].grid is not None
-    columns = ["GPU", "architecture", "blocks/SM", "warps/SM", "occupancy", "limited by", "waves", "tail"]
-    rows = []
+    want = found[0].demand
+    rows: list[list[object]] = []
+    shown = slice(-2 if found[0].grid is None else None)
+    columns = ("GPU", "architecture", "registers", "blocks/SM", "warps/SM", "occupancy", "limited by", "waves", "tail")
     for one in found:
-        warps = f"{one.warps_per_sm} of {one.gpu.limits.warps_per_sm}"
-        row = [one.gpu.name, one.gpu.architecture, one.blocks_per_sm, warps, percent(one.fraction)]
-        rows.append([*row, one.reason or _and(one.limiters), one.waves, percent(one.tail_efficiency)])
-    shared = want.static_shared + want.dynamic_shared
-    title = f"{want.threads:,} threads x {want.registers} registers, {shared:,} B of shared memory a block"
-    shown = slice(None if with_grid else -2)
-    origin = str(Origin("calculated", "occupancy rules of each architecture"))
-    return Table(title, columns[shown], [row[shown] for row in rows], origin)
+        warps, limiters = f"{one.warps_per_sm} of {one.gpu.limits.warps_per_sm}", one.reason or one.limited_by
+        row = [one.gpu.name, one.gpu.architecture, one.demand.registers, one.blocks_per_sm, warps]
+        rows.append([*row, percent(one.fraction), limiters, one.waves, percent(one.tail_efficiency)][shown])
+    title = f"Occupancy: blocks of {want.threads:,} threads, {want.shared:,} B of shared memory a block"
+    return Table(title, columns[shown], rows, str(Origin("calculated", "occupancy rules of each architecture")))

@@ -46,6 +46,10 @@ class Demand:
     def warps(self) -> Any:
         return round_up(self.threads, WARP) // WARP
 
+    @property
+    def shared(self) -> Any:
+        return self.static_shared + self.dynamic_shared
+
 
 class Scalars:
     """The one array function that the rules need, for plain numbers: numpy is not imported for a single answer."""
@@ -64,26 +68,22 @@ def _fits(ops: Any, have: Any, each: Any) -> Any:
     return ops.where(each > 0, have // ops.where(each > 0, each, 1), NO_LIMIT)
 
 
+def registers_per_warp(sm: Limits, want: Demand) -> Any:
+    return round_up(want.registers * WARP, sm.register_unit)
+
+
 def register_limit(ops: Any, sm: Limits, want: Demand) -> Any:
     """Registers are handed to whole warps, from the register file of one sub-partition (a quarter of the SM)."""
-    per_warp = round_up(want.registers * WARP, sm.register_unit)
+    per_warp = registers_per_warp(sm, want)
     held = _fits(ops, sm.registers_per_sm // sm.sub_partitions, per_warp) * sm.sub_partitions // want.warps
     # At launch the hardware counts as if all sub-partitions held as many warps as the fullest one.
-    launches = (per_warp * round_up(want.warps, sm.sub_partitions) <= sm.registers_per_block) & (
-        want.registers <= sm.registers_per_thread
-    )
+    within = per_warp * round_up(want.warps, sm.sub_partitions) <= sm.registers_per_block
+    launches = within & (want.registers <= sm.registers_per_thread)
     return ops.where(launches, ops.where(want.registers > 0, held, NO_LIMIT), 0)
 
 
 def shared_allocated(sm: Limits, want: Demand) -> Any:
-    return round_up(want.static_shared + want.dynamic_shared + sm.shared_reserved_bytes, sm.shared_unit_bytes)
-
-
-def dynamic_allowed(ops: Any, sm: Limits, want: Demand) -> Any:
-    if want.max_dynamic_shared is not None:
-        return want.max_dynamic_shared
-    rest = sm.shared_per_block_optin_bytes - want.static_shared
-    return ops.where(rest > 0, rest, 0)
+    return round_up(want.shared + sm.shared_reserved_bytes, sm.shared_unit_bytes)
 
 
 def shared_capacity(ops: Any, sm: Limits, want: Demand) -> Any:
@@ -99,22 +99,22 @@ def shared_capacity(ops: Any, sm: Limits, want: Demand) -> Any:
 
 
 def shared_limit(ops: Any, sm: Limits, want: Demand) -> Any:
-    allocated, dynamic = shared_allocated(sm, want), dynamic_allowed(ops, sm, want)
+    allocated = shared_allocated(sm, want)
     per_block = ops.where(want.shared_optin, sm.shared_per_block_optin_bytes, sm.shared_per_block_bytes)
-    within = (want.dynamic_shared <= dynamic) | (want.shared_optin == 0)
-    launches = within & (allocated <= per_block + sm.shared_reserved_bytes)
+    launches = allocated <= per_block + sm.shared_reserved_bytes
+    if want.max_dynamic_shared is not None:
+        launches = launches & ((want.dynamic_shared <= want.max_dynamic_shared) | (want.shared_optin == 0))
     return ops.where(launches, _fits(ops, shared_capacity(ops, sm, want), allocated), 0)
 
 
 def block_limits(ops: Any, sm: Limits, want: Demand) -> dict[str, Any]:
     """Blocks an SM holds by each resource alone, in the order of RESOURCES; NO_LIMIT where it does not matter."""
-    barriers = NO_LIMIT if sm.barriers_per_sm is None else _fits(ops, sm.barriers_per_sm, want.barriers)
     return {
         "warps": ops.where(want.threads > sm.threads_per_block, 0, sm.warps_per_sm // want.warps),
         "registers": register_limit(ops, sm, want),
         "shared_memory": shared_limit(ops, sm, want),
         "blocks": sm.blocks_per_sm,
-        "barriers": barriers,
+        "barriers": NO_LIMIT if sm.barriers_per_sm is None else _fits(ops, sm.barriers_per_sm, want.barriers),
     }
 
 
@@ -123,11 +123,10 @@ def amounts(what: str, values: Any, low: int = 0, high: int | None = None) -> np
     import numpy as np
 
     array = np.asarray(values)
-    if array.size and not np.issubdtype(array.dtype, np.integer):
+    if not np.issubdtype(array.dtype, np.integer):
         raise PerflabError(f"{what} are whole numbers, got {array.dtype}")
-    if array.size:
-        amount(what, array.min(), low, high)
-        amount(what, array.max(), low, high)
+    for extreme in (array.min(), array.max()):
+        amount(what, extreme, low, high)
     return array.astype(np.int64, copy=False)
 
 

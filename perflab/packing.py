@@ -1,4 +1,4 @@
-"""A plan as one file for a machine that has only Python, numpy, CuPy and a driver; and the same over ssh.
+"""A plan as one file for a machine that has only Python, numpy, CuPy, nvidia-ml-py and a driver; and the same over ssh.
 
 The file is a zip that Python runs. It unpacks itself into a temporary folder, for a study reads files beside it, and
 knows `plan`, `run -o records.jsonl` and `worker`. Over ssh it is unpacked once, and its worker is spoken to from here.
@@ -10,18 +10,19 @@ import argparse
 import contextlib
 import json
 import os
+import re
+import select
 import shlex
 import signal
 import subprocess
 import sys
 import threading
 import time
-import urllib.parse
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 from perflab.errors import PerflabError
 from perflab.measuring import Outcome, measure
@@ -111,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("plan", help="print what would be measured and how long it takes")
     run = commands.add_parser("run", help="measure; what the output file already holds is not measured again")
-    run.add_argument("-o", "--output", required=True, help="file of records; each is appended as soon as it is taken")
+    run.add_argument("-o", "--output", required=True, help="file of records; an item's are appended when it ends")
     run.add_argument("--limit-seconds", type=float, help="start nothing that would end later than this")
     commands.add_parser("worker", help="serve tasks on stdin and stdout; `run` and ssh start it")
     return parser
@@ -119,8 +120,6 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(plan: Plan, folder: str, output: RecordFile, limit_seconds: float | None) -> Outcome:
     """Measure what `output` does not hold yet, in a worker process of this same file."""
-    if output.mend():
-        print(f"{output.path}: its last line was torn, and is in {output.torn_path.name} now")
     with Worker([sys.executable, str(Path(folder) / "__main__.py"), "worker"]) as worker:
         name = worker.call("describe", UPLOAD_SECONDS)["name"]
         rest = plan.without(output.read(), name)
@@ -135,81 +134,61 @@ def _print_now(line: str) -> None:
 
 
 def _end_with_input() -> None:
-    """End this process soon after its input ends, even in the middle of a task.
+    """End this process soon after the other end of its input closes, even in the middle of a task.
 
     When the line to a box breaks, or the other end stops waiting, a kernel that hangs would otherwise hold the GPU and
-    spoil the next worker's times. A thread stands between the real input and the one that the worker reads.
+    spoil the next worker's times.
     """
-    real = os.dup(0)
-    inner_read, inner_write = os.pipe()
-    os.dup2(inner_read, 0)
-    os.close(inner_read)
+    hang_up = select.poll()
+    hang_up.register(os.dup(0), select.POLLRDHUP)  # POLLHUP, which a pipe gives, is always told; dup: the worker moves 0
 
-    def pass_on() -> None:
-        while data := os.read(real, 65536):
-            while data:
-                data = data[os.write(inner_write, data) :]
-        os.close(inner_write)
+    def watch() -> None:
+        hang_up.poll()
         time.sleep(GRACE_SECONDS)
         os._exit(1)
 
-    threading.Thread(target=pass_on, daemon=True).start()
+    threading.Thread(target=watch, daemon=True).start()
 
 
 # ---------------------------------------------------------------- over ssh
-def measure_over_ssh(
-    plan: Plan, study_folder: Path, url: str, on_record: Callable[[Record], object],
-    on_note: Callable[[str], object] = print, ssh_command: Sequence[str] = SSH, python: str = "python3", **limits: Any,
-) -> Outcome:  # fmt: skip
-    """Measure a plan on the machine behind `ssh://user@box:port`; each record arrives here as soon as it is taken.
+def measure_over_ssh(plan: Plan, study_folder: Path, url: str, on_record: Callable[[Record], object],
+                     on_note: Callable[[str], object] = print, ssh_command: Sequence[str] = SSH,
+                     python: str = "python3") -> Outcome:
+    """Measure a plan on the machine behind `ssh://user@box:port`; the records of an item arrive here when it ends.
 
-    The box needs Python 3.11, numpy, CuPy and a driver, and ssh a key for it. `python` is the command there, as a shell
-    reads it. Nothing stays there. `limits` as `measure` takes them. Raises PerflabError if the box cannot be reached.
+    The box needs Python 3.11, numpy, CuPy, nvidia-ml-py and a driver, and ssh a key for it. `python` is the command there,
+    as a shell reads it. Nothing stays there. Raises PerflabError if the box cannot be reached.
     """
-    reach = [*ssh_command, *_destination(url)]
-    with _unpacked_there(reach, python, _zipped(plan, study_folder), url, on_note) as there:
-        command = [*reach, f"{python} {shlex.quote(there + '/__main__.py')} worker"]
-        with Worker(command) as worker:
-            return measure(plan, worker, on_record, on_note, folder=f"{there}/kernels/{plan.study}", **limits)
-
-
-def _destination(url: str) -> list[str]:
-    """ssh's arguments for ssh://user@box:port."""
-    found = urllib.parse.urlsplit(url)
-    if found.scheme != "ssh" or not found.hostname or found.path not in ("", "/"):
+    if not re.fullmatch("ssh://[^-/][^/]*", url):
         raise PerflabError(f'"{url}" names no machine: write ssh://box, ssh://user@box or ssh://user@box:port')
-    try:
-        port = found.port
-    except ValueError as error:
-        raise PerflabError(f'"{url}": {error}') from error
-    host = found.netloc.rpartition("@")[2].removesuffix(f":{port}")  # not .hostname: an ssh alias keeps its capitals
-    user = f"{found.username}@" if found.username else ""
-    if host.startswith("-") or user.startswith("-"):
-        raise PerflabError(f'"{url}": a name that starts with "-" would be an option of ssh')
-    return [*(["-p", str(port)] if port else []), user + host]
+    reach = [*ssh_command, url]
+    with (
+        _unpacked_there(reach, python, _zipped(plan, study_folder), on_note) as there,
+        Worker([*reach, f"{python} {shlex.quote(there + '/__main__.py')} worker"]) as worker,
+    ):
+        return measure(replace(plan, folder=Path(there) / "kernels" / plan.study), worker, on_record, on_note)
 
 
 @contextlib.contextmanager
-def _unpacked_there(
-    reach: Sequence[str], python: str, archive: bytes, url: str, on_note: Callable[[str], object]
-) -> Iterator[str]:
+def _unpacked_there(reach: Sequence[str], python: str, archive: bytes, on_note: Callable[[str], object]) -> Iterator[str]:
     """A temporary folder on the box that holds the archive's files; removed at the end, whatever happened."""
-    said = _there(reach, f"{python} -c {shlex.quote(_UNPACK)}", url, archive)
-    lines = [line for line in said.splitlines() if line.startswith("UNPACKED ")]  # a login shell may greet first
-    if not lines:
-        raise PerflabError(f"{url} answered, but not as expected: {said.strip()[-500:] or 'nothing'}")
-    folder = lines[-1].removeprefix("UNPACKED ")
+    said = _there(reach, f"{python} -c {shlex.quote(_UNPACK)}", archive)
+    _, found, folder = said.rpartition("UNPACKED ")  # a login shell may greet first
+    if not found:
+        raise PerflabError(f"{reach[-1]} answered, but not as expected: {said.strip()[-500:] or 'nothing'}")
+    folder = folder.splitlines()[0]
     try:
         yield folder
     finally:
         try:
-            _there(reach, f"{python} -c {shlex.quote(_REMOVE)} {shlex.quote(folder)}", url, b"")
+            _there(reach, f"{python} -c {shlex.quote(_REMOVE)} {shlex.quote(folder)}")
         except PerflabError as error:
-            on_note(f"{folder} on {url} could not be removed: {error}")
+            on_note(f"{folder} on {reach[-1]} could not be removed: {error}")
 
 
-def _there(reach: Sequence[str], command: str, url: str, given: bytes) -> str:
+def _there(reach: Sequence[str], command: str, given: bytes = b"") -> str:
     """Run a command on the box; what it said, or PerflabError with what went wrong."""
+    url = reach[-1]
     try:
         ended = subprocess.run([*reach, command], input=given, capture_output=True, timeout=UPLOAD_SECONDS)
     except subprocess.TimeoutExpired as error:

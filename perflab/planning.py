@@ -15,10 +15,10 @@ from typing import Any
 from perflab import tables
 from perflab.compile import Binary, Source, compile_source
 from perflab.device import packages
-from perflab.errors import PerflabError
+from perflab.errors import unknown
 from perflab.gpus import Gpu
 from perflab.records import Identity, Record, RecordStore, canonical_gpu, shape_sizes, stale_reasons
-from perflab.studies import Launch, NotApplicable, Output, Study, Version, digest, inputs_hash, launches_hash
+from perflab.studies import NotApplicable, Output, Study, Version, Work, digest, inputs_hash, launches_hash
 from perflab.timing import METHOD, TOOLS_SOURCE, TimingSpec
 
 EXPECTED_SAMPLES = 3  # times min_samples, in an estimate
@@ -54,7 +54,7 @@ class PlanItem:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(tables.Shown):
     """What to measure, in order, for one GPU. `folder` is the study's on this machine and never travels."""
 
     study: str
@@ -76,7 +76,7 @@ class Plan:
     def without(self, records: Iterable[Record], gpu_name: str) -> Plan:
         """The plan without what these records already answer: same identity, on a GPU of that name."""
         name = canonical_gpu(gpu_name)
-        here = [r for r in records if canonical_gpu(str(r.gpu.get("name"))) == name]
+        here = [r for r in records if canonical_gpu(r.gpu["name"]) == name]
         return replace(self, items=tuple(item for item in self.items if not any(_answers(r, item) for r in here)))
 
     def to_dict(self) -> dict[str, Any]:
@@ -85,7 +85,7 @@ class Plan:
             **{name: getattr(self, name) for name in ("study", "gpu", "architecture", "build", "skipped")},
             "binaries": {key: binary.to_dict() for key, binary in self.binaries.items()}, "tools": self.tools.to_dict(),
             "items": [asdict(item) for item in self.items], "spec": asdict(self.spec),
-        }  # fmt: skip
+        }
 
     @staticmethod
     def from_dict(data: Mapping[str, Any], folder: Path | None = None) -> Plan:
@@ -94,41 +94,30 @@ class Plan:
             **data, "folder": folder, "tools": Binary.from_dict(data["tools"]), "spec": TimingSpec(**data["spec"]),
             "binaries": {key: Binary.from_dict(binary) for key, binary in data["binaries"].items()},
             "items": tuple(map(PlanItem.from_dict, data["items"])), "skipped": tuple(map(tuple, data["skipped"])),
-        })  # fmt: skip
+        })
 
     def table(self) -> tables.Table:
         """A row a shape: which versions, how long, where the estimate is from; what is skipped and why below."""
-        labels = shape_labels([item.shape for item in self.items])
-        rows = []
-        for label in dict.fromkeys(labels):
-            here = [item for item, its in zip(self.items, labels, strict=True) if its == label]
-            rows.append((label, ", ".join(item.version for item in here), "; ".join(dict.fromkeys(i.why for i in here)),
-                         tables.seconds(sum(item.estimate_seconds for item in here)),
-                         ", ".join(dict.fromkeys(item.estimate_from for item in here))))
-        skipped_labels = shape_labels([shape for _, shape, _ in self.skipped])
+        labels = shape_labels([*(item.shape for item in self.items), *(shape for _, shape, _ in self.skipped)])
+        by_label: dict[str, list[PlanItem]] = {}
+        for item, label in zip(self.items, labels, strict=False):
+            by_label.setdefault(label, []).append(item)
+        rows = [(label, ", ".join(item.version for item in here), "; ".join(dict.fromkeys(item.why for item in here)),
+                 tables.seconds(sum(item.estimate_seconds for item in here)),
+                 ", ".join(dict.fromkeys(item.estimate_from for item in here))) for label, here in by_label.items()]
         skipped = [f"skipped {version} at {label}: {reason}" for (version, _, reason), label
-                   in zip(self.skipped, skipped_labels, strict=True)]  # fmt: skip
+                   in zip(self.skipped, labels[len(self.items):], strict=True)]
         total = f"{len(self.items)} to measure, about {tables.seconds(self.estimate_seconds)} in all"
         return tables.Table(f"Plan: {self.study} on {self.gpu} ({self.architecture}): {total}",
-                            ("shape", "versions", "why", "estimate", "estimate is"), rows, notes=skipped)  # fmt: skip
-
-    def __str__(self) -> str:
-        return str(self.table())
-
-    def markdown(self) -> str:
-        """The table as Markdown."""
-        return self.table().markdown()
-
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        return self.table()._repr_mimebundle_()
+                            ("shape", "versions", "why", "estimate", "estimate is"), rows, notes=skipped)
 
 
 def _answers(record: Record, item: PlanItem) -> bool:
     """Whether a record is what measuring the item would give: a timing, or a failed check, of the same identity."""
     same = (record.study, record.version, dict(record.shape), record.dtype, record.rival) == (
         item.study, item.version, dict(item.shape), item.dtype, None
-    )  # fmt: skip
-    wanted = record.kind == "timing" or (record.kind == "check" and not record.check.get("passed"))
+    )
+    wanted = record.kind == "timing" or not record.check["passed"]
     return same and wanted and not stale_reasons(record, item.identity)
 
 
@@ -142,64 +131,60 @@ def shape_labels(shapes: Sequence[Mapping[str, Any]]) -> list[str]:
 # ---------------------------------------------------------------- making one
 def identity_of(study: Study, version: Version, shape: Any, gpu: Gpu) -> Identity:
     """What today's sources give: the identity that a fresh record of this version and shape shares."""
-    return _identity(study, version.launches(shape, gpu), shape, gpu)
-
-
-def _identity(study: Study, launches: Sequence[Launch], shape: Any, gpu: Gpu) -> Identity:
+    launches = version.launches(shape, gpu)
     code = digest([[launch.kernel.binary(gpu).code, launch.kernel.entry(gpu)] for launch in launches])
     return Identity(code, launches_hash(launches), inputs_hash(study, shape), METHOD)
 
 
-def make_plan(
-    study: Study, folder: Path, gpu: Gpu, versions: Sequence[str] | None = None, shapes: Sequence[Any] | None = None,
-    store: RecordStore | None = None, only_stale: bool = False, quick: bool = False,
-) -> Plan:  # fmt: skip
+def make_plan(study: Study, folder: Path, gpu: Gpu, versions: Sequence[str] | None = None, shapes: Sequence[Any] | None = None,
+              store: RecordStore | None = None, only_stale: bool = False, quick: bool = False) -> Plan:
     """Compile what is to be measured for `gpu` and list it: bundles, then declared shapes, all versions of one together.
 
-    only_stale keeps what has no record that holds today. A version that cannot do a shape is skipped with its reason.
+    only_stale keeps what has no record in `store` that holds today. A version that cannot do a shape is skipped with its
+    reason.
     """
     spec = TimingSpec.quick() if quick else TimingSpec()
     binaries: dict[str, Binary] = {}
     items: list[PlanItem] = []
     skipped = []
-    chosen = [study.version(name) for name in versions] if versions is not None else list(study.versions)
+    chosen = [study.version(name) for name in versions] if versions is not None else study.versions
     for shape in study.all_shapes if shapes is None else shapes:
+        work = study.work(shape)
+        host_seconds = work.flops / HOST_FLOPS + work.bytes / HOST_BYTES_PER_SECOND  # once a shape
         for version in chosen:
             try:
-                launches = version.launches(shape, gpu)
+                item, its_binaries = _item(study, version, shape, gpu)
             except NotApplicable as reason:
                 skipped.append((version.name, shape_sizes(shape), str(reason)))
                 continue
-            item = _item(study, version, shape, launches, gpu, binaries)
-            why = _why(item, gpu, store) if only_stale else "asked"
+            why = _why(item, gpu, store) if only_stale and store else "asked"
             if why:
-                is_first = not items or dict(items[-1].shape) != dict(item.shape)
-                seconds, source = _estimate(study, item, shape, gpu, spec, store, is_first)
-                items.append(replace(item, why=why, estimate_seconds=seconds, estimate_from=source))
-    used = {launch["binary"] for item in items for launch in item.launches}
-    tools = compile_source(Source("timing_tools.cu", TOOLS_SOURCE), gpu.architecture)
-    return Plan(study.name, gpu.name, gpu.architecture, {key: binaries[key] for key in binaries if key in used},
-                _bare(tools), tuple(items), tuple(skipped), spec, _build(folder), folder)  # fmt: skip
+                seconds, source = _estimate(item, work, gpu, spec, store)
+                total = round(seconds + host_seconds, 3)
+                items.append(replace(item, why=why, estimate_seconds=total, estimate_from=source))
+                binaries |= its_binaries
+                host_seconds = 0.0
+    tools = _bare(compile_source(Source("timing_tools.cu", TOOLS_SOURCE), gpu.architecture))
+    return Plan(study.name, gpu.name, gpu.architecture, binaries, tools, tuple(items), tuple(skipped), spec, _build(folder),
+                folder)
 
 
-def _item(study: Study, version: Version, shape: Any, launches: Sequence[Launch], gpu: Gpu,
-          binaries: dict[str, Binary]) -> PlanItem:  # fmt: skip
-    """One item without its estimate; its cubins are put into `binaries`."""
+def _item(study: Study, version: Version, shape: Any, gpu: Gpu) -> tuple[PlanItem, dict[str, Binary]]:
+    """One item, without why and how long, and its cubins."""
     buffers = study.buffers(shape, gpu)
     known = {*study.inputs(shape), *buffers}
-    described = []
-    for launch in launches:
-        unknown_names = [a for a in launch.arguments if isinstance(a, str) and a not in known]
-        if unknown_names:
-            raise PerflabError(f"{study.name}/{version.name} launches with {', '.join(unknown_names)}, no input or "
-                               f"buffer of the study. Known: {', '.join(sorted(known))}")  # fmt: skip
+    launches, binaries = [], {}
+    for launch in version.launches(shape, gpu):
+        for name in launch.arguments:
+            if isinstance(name, str) and name not in known:
+                raise unknown(f"input or buffer in a launch of {study.name}/{version.name}", name, sorted(known))
         binary = launch.kernel.binary(gpu)
         binaries[binary.code] = _bare(binary)
-        described.append({"binary": binary.code, "entry": launch.kernel.entry(gpu), **launch.to_dict()})
+        launches.append({"binary": binary.code, "entry": launch.kernel.entry(gpu), **launch.to_dict()})
     made = {name: {"role": "output" if isinstance(b, Output) else "scratch", "shape": list(b.shape), "dtype": b.dtype}
-            for name, b in buffers.items()}  # fmt: skip
-    return PlanItem(study.name, version.name, shape_sizes(shape), study.dtype, described, made,
-                    _identity(study, launches, shape, gpu), "", 0.0, "")  # fmt: skip
+            for name, b in buffers.items()}
+    identity = identity_of(study, version, shape, gpu)
+    return PlanItem(study.name, version.name, shape_sizes(shape), study.dtype, launches, made, identity, "", 0.0, ""), binaries
 
 
 def _bare(binary: Binary) -> Binary:
@@ -207,42 +192,36 @@ def _bare(binary: Binary) -> Binary:
     return replace(binary, ptx="", log="")
 
 
-def _why(item: PlanItem, gpu: Gpu, store: RecordStore | None) -> str:
+def _why(item: PlanItem, gpu: Gpu, store: RecordStore) -> str:
     """Why the item has no record that holds today, in words; '' if it has one."""
-    found = []
-    for kind in ("timing", "check") if store else ():
-        record = store.find(item.study, item.version, item.shape, gpu.name, kind, item.dtype)  # type: ignore[union-attr]
-        if record is not None and (kind == "timing" or not record.check.get("passed")):
-            found.append(record)
+    asked = [store.find(item.study, item.version, item.shape, gpu.name, kind, item.dtype) for kind in ("timing", "check")]
+    found = [record for record in asked if record]
     if any(_answers(record, item) for record in found):
         return ""
-    reasons = stale_reasons(max(found, key=lambda r: r.utc), item.identity) if found else ()
+    reasons = stale_reasons(max(found, key=lambda record: record.utc), item.identity) if found else ()
     return ", ".join(reasons) or "never measured"
 
 
-def _estimate(study: Study, item: PlanItem, shape: Any, gpu: Gpu, spec: TimingSpec, store: RecordStore | None,
-              is_first: bool) -> tuple[float, str]:  # fmt: skip
+def _estimate(item: PlanItem, work: Work, gpu: Gpu, spec: TimingSpec, store: RecordStore | None) -> tuple[float, str]:
     """Seconds that an item takes, and whether its kernel's time is recorded or modelled from the work and the peaks."""
-    work = study.work(shape)
     record = store.find(item.study, item.version, item.shape, gpu.name, "timing", item.dtype) if store else None
-    if record is not None:
+    if record:
         kernel, source = record.timing["cold"]["median_seconds"], "recorded"
     else:
-        flops, rate = gpu.peaks.get(study.dtype) or 1e13, gpu.memory_bytes_per_second or 1e12
+        flops, rate = gpu.peaks.get(item.dtype) or 1e13, gpu.memory_bytes_per_second or 1e12
         kernel, source = max(work.flops / flops, work.bytes / rate) / ASSUMED_EFFICIENCY, "modelled"
     samples = min(EXPECTED_SAMPLES * spec.min_samples, spec.max_samples)
     cold = min(spec.max_seconds, samples * (kernel + 2e-4))
     hot = min(spec.max_seconds, samples * max(kernel, spec.batch_seconds))
     warm_up = min(spec.max_warmup_seconds, max(2 * spec.min_warmup_seconds, 10 * kernel))
-    first = work.flops / HOST_FLOPS + work.bytes / HOST_BYTES_PER_SECOND if is_first else 0.0
-    return round(0.2 + warm_up + cold + hot + first, 3), source
+    return 0.2 + warm_up + cold + hot, source
 
 
 def _build(folder: Path) -> dict[str, Any]:
     """Where the plan is from: the commit of the study's repository ("…-dirty" if changed since), and packages."""
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        said = ""  # no git, or no repository
+        said = subprocess.run(command, capture_output=True, text=True).stdout.strip()  # nothing outside a repository
+    except OSError:  # no git
+        said = ""
     return {"commit": said or None, "packages": packages("perflab", "cuda-bindings", "nvidia-cuda-nvrtc")}

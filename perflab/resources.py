@@ -1,17 +1,17 @@
 """`Binary` -> `Resources`: what a compiled kernel takes of an SM, and what its machine code is made of.
 
-Registers, stack, shared memory, barriers and parameters are read out of the cubin (attribute records of `.nv.info`, whose
-format NVIDIA does not document: the tests compare with its cuobjdump); spilled bytes stand in the log of ptxas only; the
-machine code comes from nvdisasm, which takes a second and so is asked only when `sass` or `spills_by_line` is.
+Registers, stack, spills, shared memory and barriers are what ptxas logged (the tests compare with cuobjdump), parameters
+and launch bounds stand in the PTX; the machine code comes from nvdisasm, which takes a second and so is asked only for
+`sass` and `spills_by_line`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import shutil
-import struct
 import subprocess
 import tempfile
 from collections import Counter, defaultdict
@@ -20,26 +20,23 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from perflab.compile import Binary, cache_folder, include_folders, sections, write_atomically
+from perflab.compile import Binary, cache_folder, sections, write_atomically
 from perflab.errors import PerflabError, unknown
-from perflab.tables import Table
+from perflab.origins import Origin
+from perflab.sources import include_folders
+from perflab.tables import Shown, Table
 
-# Records of .nv.info, by number: with a symbol and a value for the whole cubin, or a value for one kernel.
-_REGISTERS, _STACK, _MAX_THREADS, _EXACT_THREADS, _PARAMETER, _BARRIERS = 0x2F, 0x11, 0x05, 0x10, 0x17, 0x4C
-_RESERVED_SHARED_BYTES = 1024  # from 9.0 on the system takes this of every block; it is part of .nv.shared
-_LISTING_VERSION = 1  # of the cached disassembly
+_LISTING_VERSION = 2  # of the cached disassembly
+_CLASSES_SHOWN = 8
 
-# Classes of instructions by opcode, the first that matches; a load without .64 or .128 moves 32 bits or fewer.
+# Classes of instructions by the start of the opcode; the rest is "other".
 SASS_CLASSES: tuple[tuple[str, str], ...] = (
-    ("LDG.128", r"LDG\b.*\.128"), ("LDG.64", r"LDG\b.*\.64\b"), ("LDG.32", r"LDG\b"),
-    ("STG.128", r"STG\b.*\.128"), ("STG.64", r"STG\b.*\.64\b"), ("STG.32", r"STG\b"),
-    ("LDGSTS", r"LDGSTS"), ("TMA", r"UBLK|UTMA"), ("LDSM", r"LDSM"), ("STSM", r"STSM"),
-    ("LDS.128", r"LDS\b.*\.128"), ("LDS.64", r"LDS\b.*\.64\b"), ("LDS.32", r"LDS\b"), ("STS", r"STS\b"),
+    ("LDGSTS", r"LDGSTS"), ("TMA", r"UBLK|UTMA"), ("LDSM", r"LDSM"), ("STSM", r"STSM"), ("STS", r"STS\b"),
     ("LDL", r"LDL\b"), ("STL", r"STL\b"), ("ATOM/RED", r"ATOM|U?RED\b|REDG|REDUX"),
     ("HGMMA", r"[HQIB]GMMA"), ("UTCMMA", r"UTC.*MMA"), ("HMMA", r"[HQO]MMA"), ("IMMA", r"IMMA"), ("DMMA", r"DMMA"),
     ("FFMA", r"FFMA"), ("FADD", r"FADD"), ("FMUL", r"FMUL"), ("HFMA2", r"H(FMA|ADD|MUL)2"), ("DFMA", r"D(FMA|ADD|MUL)\b"),
     ("MUFU", r"MUFU"), ("SHFL", r"SHFL"), ("BAR", r"BAR\b"), ("IMAD", r"IMAD"), ("BRA", r"BRA\b"),
-)  # fmt: skip
+)
 _FUNCTION = re.compile(r"^\.text\.(\S+):$")
 _LINE = re.compile(r'//## File "(.*?)", line (\d+)')
 _INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(@\S+\s+)?([A-Z][\w.]*)(.*)")
@@ -54,7 +51,7 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Resources:
+class Resources(Shown):
     """What one kernel of a `Binary` takes. Registers, stack and spills are a thread's, shared memory is a block's.
 
     spill_*_bytes: sums over the instructions of the code, as ptxas states them, not over their executions
@@ -76,7 +73,7 @@ class Resources:
     parameters: tuple[Parameter, ...]
     constant_bytes: int
     code_bytes: int
-    origin: str
+    origin: Origin
     cubin: bytes = field(repr=False)
 
     @cached_property
@@ -91,6 +88,13 @@ class Resources:
             return ()
         return tuple((file, line, out, back) for file, line, out, back in _listing(self.cubin)[self.entry]["spills"])
 
+    @property
+    def instructions(self) -> str:
+        """The instruction mix in words: the total and the most frequent classes, '934: 258 FFMA, 80 LDS.128'."""
+        mix = [(-count, label) for label, count in self.sass.items() if label not in ("total", "other")]
+        shown = ", ".join(f"{-count:,} {label}" for count, label in sorted(mix)[:_CLASSES_SHOWN])
+        return f"{self.sass['total']:,}: {shown}" + (", …" if len(mix) > _CLASSES_SHOWN else "")
+
     def table(self) -> Table:
         """One row a resource."""
         bounds = "-" if self.max_threads is None else f"{self.max_threads:,} threads a block"
@@ -104,19 +108,12 @@ class Resources:
             ("parameters", f"{len(self.parameters)}, {sum(p.size_bytes for p in self.parameters):,} B"),
             ("constants", f"{self.constant_bytes:,} B"),
             ("code", f"{self.code_bytes:,} B"),
+            ("instructions", self.instructions),
         ]
-        return Table(f"{self.name} on {self.architecture}", ("resource", "use"), rows, self.origin, list(self._where()))
+        title = f"{self.name} on {self.architecture}"
+        return Table(title, ("resource", "use"), rows, str(self.origin), list(self._spill_notes()))
 
-    def __str__(self) -> str:
-        return str(self.table())
-
-    def markdown(self) -> str:
-        return self.table().markdown()
-
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        return self.table()._repr_mimebundle_()
-
-    def _where(self, most: int = 4) -> Iterator[str]:
+    def _spill_notes(self, most: int = 4) -> Iterator[str]:
         for file, line, stored, loaded in self.spills_by_line[:most]:
             yield f"spills at {file}:{line}: {stored:,} B stored, {loaded:,} B loaded"
         if len(self.spills_by_line) > most:
@@ -130,27 +127,38 @@ def resources(binary: Binary, name: str | None = None) -> Resources:
     """
     name = _chosen(binary, name)
     entry = binary.entries.get(name, name)
+    _, _, after = binary.log.partition(f"Function properties for {entry}\n")
+    log, _, _ = after.partition("Compiling entry function")
+
+    def logged(words: str) -> int:
+        found = re.search(words.replace("N", r"(\d+)"), log)
+        return int(found[1]) if found else 0
+
+    _, _, after = binary.ptx.partition(f".entry {entry}(")
+    declared, _, after = after.partition(")")
+    directives, _, _ = after.partition("{")
+    threads = re.search(r"\.(?:max|req)ntid\s+([\d, ]+)", directives)
+    min_blocks = re.search(r"\.minnctapersm\s+(\d+)", directives)
     parts = sections(binary.cubin)
-    code_bytes, _ = parts[f".text.{entry}"]
-    whole = dict(_of_symbol(parts, entry))
-    own = list(_records(parts[f".nv.info.{entry}"][1]))
-    values = dict(own)
-    threads = values.get(_EXACT_THREADS) or values.get(_MAX_THREADS)
-    is_new = int(re.sub(r"\D", "", binary.architecture)) >= 90
-    log = _log_of(binary.log, entry)
-    stored, loaded = (int(n) for n in (re.findall(r"(\d+) bytes spill (?:stores|loads)", log) or (0, 0)))
-    min_blocks = re.search(rf"\.entry\s+{re.escape(entry)}\b[^{{]*?\.minnctapersm\s+(\d+)", binary.ptx)
     constant = re.compile(rf"\.nv\.constant([34]|[1-9]\d*\.{re.escape(entry)})")  # bank 0 holds the parameters
     return Resources(
-        name=name, entry=entry, architecture=binary.architecture, registers=whole[_REGISTERS],
-        static_shared_bytes=max(0, parts.get(f".nv.shared.{entry}", (0,))[0] - _RESERVED_SHARED_BYTES * is_new),
-        stack_bytes=whole.get(_STACK, 0), spill_store_bytes=stored, spill_load_bytes=loaded,
-        barriers=int.from_bytes(values.get(_BARRIERS, b"\0"), "little"),
-        max_threads=_product(struct.unpack_from("<3I", threads)) if threads else None,
-        min_blocks=int(min_blocks[1]) if min_blocks else None, parameters=_parameters(own),
+        name=name,
+        entry=entry,
+        architecture=binary.architecture,
+        registers=logged("Used N registers"),
+        static_shared_bytes=logged("N bytes smem"),
+        stack_bytes=logged("N bytes stack frame"),
+        spill_store_bytes=logged("N bytes spill stores"),
+        spill_load_bytes=logged("N bytes spill loads"),
+        barriers=logged("used N barriers"),
+        max_threads=math.prod(map(int, threads[1].split(","))) if threads else None,
+        min_blocks=int(min_blocks[1]) if min_blocks else None,
+        parameters=tuple(_parameters(declared)),
         constant_bytes=sum(size for part, (size, _) in parts.items() if constant.fullmatch(part)),
-        code_bytes=code_bytes, origin=str(binary.origin), cubin=binary.cubin,
-    )  # fmt: skip
+        code_bytes=parts[f".text.{entry}"][0],
+        origin=binary.origin,
+        cubin=binary.cubin,
+    )
 
 
 def nvidia_tool(name: str) -> str:
@@ -163,54 +171,23 @@ def nvidia_tool(name: str) -> str:
 
 
 def _chosen(binary: Binary, name: str | None) -> str:
-    if name is None and len(binary.entries) == 1:
-        return next(iter(binary.entries))
     if name is None:
-        raise PerflabError(f"there are several kernels, so say which: {', '.join(binary.entries)}")
-    if name not in binary.entries and name not in binary.entries.values():
+        if len(binary.entries) > 1:
+            raise PerflabError(f"there are several kernels, so say which: {', '.join(binary.entries)}")
+        (name,) = binary.entries
+    elif name not in binary.entries and name not in binary.entries.values():
         raise unknown("kernel", name, binary.entries)
     return name
 
 
-def _product(numbers: tuple[int, ...]) -> int:
-    x, y, z = numbers
-    return x * y * z
-
-
-def _records(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The (number, payload) records of one .nv.info section: format, number, then 2 bytes that are value or length."""
-    at, LENGTH_FOLLOWS = 0, 4
-    while at + 4 <= len(data):
-        form, number, value = struct.unpack_from("<BBH", data, at)
-        at += 4
-        if form != LENGTH_FOLLOWS:
-            yield number, data[at - 2 : at]
-            continue
-        yield number, data[at : at + value]
-        at += value
-
-
-def _of_symbol(parts: Mapping[str, tuple[int, bytes]], entry: str) -> Iterator[tuple[int, int]]:
-    """The (number, value) records of the cubin's common .nv.info that belong to the symbol `entry`."""
-    strings, symbols = parts[".strtab"][1], parts[".symtab"][1]
-    for number, payload in _records(parts[".nv.info"][1]):
-        if len(payload) == 8:
-            symbol, value = struct.unpack("<II", payload)
-            (at,) = struct.unpack_from("<I", symbols, 24 * symbol)
-            if strings[at : strings.index(0, at)].decode() == entry:
-                yield number, value
-
-
-def _parameters(records: list[tuple[int, bytes]]) -> tuple[Parameter, ...]:
-    """A parameter's record holds an index, its ordinal and offset, and the size in the upper 14 bits of the last word."""
-    found = sorted(struct.unpack_from("<4xHHI", payload) for number, payload in records if number == _PARAMETER)
-    return tuple(Parameter(offset, word >> 18) for _, offset, word in found)
-
-
-def _log_of(log: str, entry: str) -> str:
-    """The part of the ptxas log about one entry."""
-    _, _, after = log.partition(f"Function properties for {entry}\n")
-    return after.partition("Compiling entry function")[0]
+def _parameters(declared: str) -> Iterator[Parameter]:
+    """Of PTX such as ".param .u64 a, .param .align 8 .b8 b[32]": each lies at the next multiple of its alignment."""
+    end = 0
+    for align, bits, count in re.findall(r"\.param\s+(?:\.align (\d+) )?\.[a-z](\d+)[^,\[]*(?:\[(\d+)\])?", declared):
+        size = int(bits) // 8 * int(count or 1)
+        offset = end + -end % int(align or size)
+        yield Parameter(offset, size)
+        end = offset + size
 
 
 def _listing(cubin: bytes) -> dict[str, dict]:
@@ -254,13 +231,18 @@ def disassembled(cubin: bytes) -> dict[str, dict]:
 
 
 def _class_of(opcode: str, operands: str) -> str:
-    if opcode.startswith("HFMA2") and "-RZ, RZ" in operands:
+    base, _, _ = opcode.partition(".")
+    if base in ("LDG", "STG", "LDS"):
+        return f"{base}.{max(32, 8 * _width_bytes(opcode))}"
+    if base == "HFMA2" and "-RZ, RZ" in operands:
         return "other"  # 0 * 0 + constant: the compiler's way to load a constant
     return next((label for label, pattern in SASS_CLASSES if re.match(pattern, opcode)), "other")
 
 
 def _width_bytes(opcode: str) -> int:
-    return next((size for part, size in ((".128", 16), (".64", 8), ("16", 2), ("8", 1)) if opcode.endswith(part)), 4)
+    """What a thread moves: LDG.E.128.CONSTANT, STL.U8, LDS.64; 4 bytes where the opcode is silent."""
+    width = re.search(r"\.[US]?(8|16|64|128|256)\b", opcode)
+    return int(width[1]) // 8 if width else 4
 
 
 def _most_first(spills: Mapping[tuple[str, int], list[int]]) -> list[list[object]]:

@@ -13,20 +13,29 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from perflab import tables
+from perflab import figures, tables
 from perflab.errors import PerflabError, unknown
+from perflab.figures import Picture
 from perflab.gpus import PEAK_COLUMNS, Gpu
 from perflab.gpus import gpu as find_gpu
 from perflab.origins import Origin, join
-from perflab.tables import Table
+from perflab.tables import Shown, Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from matplotlib.text import Annotation
+    from matplotlib.transforms import Bbox
 
 FLOPS, BYTES = "FLOP/s", "B/s"
-NEAR_POINTS = 9  # between a marker and its name, where there is room
-NAME_PIXELS = 150  # that the name of a memory roof takes to the right
 SHARED_BYTES_PER_CLOCK = 128  # an SM serves 32 banks of 4 bytes a clock, CUDA programming guide, shared memory
+NAME_PIXELS = 150  # that the name of a memory roof takes to the right
+NEAR_POINTS = 9  # between a marker and its name, where there is room
+# Where a point's name may stand, (across, up) in points: from near to far, the right side first.
+_OFFSETS = [
+    (radius * math.cos(math.radians(turn)), radius * math.sin(math.radians(turn)))
+    for radius in (NEAR_POINTS, 22, 36, 52, 70, 90, 120)
+    for turn in (0, 180, 45, -45, 135, -135, 90, -90)
+]
 
 
 @dataclass(frozen=True)
@@ -51,9 +60,13 @@ class Roof:
         """Where the bytes of a memory roof come from; "" for a compute roof."""
         return self.name.split()[0] if self.unit == BYTES else ""
 
+    @property
+    def written(self) -> str:
+        """The value in the unit that a person reads."""
+        return (tables.bytes_per_second if self.unit == BYTES else tables.flops_per_second)(self.value)
+
     def __str__(self) -> str:
-        value = tables.bytes_per_second if self.unit == BYTES else tables.flops_per_second
-        return f"{self.name} {value(self.value)}, {self.origin}"
+        return f"{self.name} {self.written}, {self.origin}"
 
 
 @dataclass(frozen=True)
@@ -103,7 +116,7 @@ class Point:
         l2_bytes: size of the L2 cache, for the diagnosis of a point above the DRAM roof. Raises PerflabError when there
         is no roof for this point's work.
         """
-        needed: list[tuple[float, Roof]] = []
+        needed = []
         for work, level in ((self.flops, ""), (self.bytes, self.level)):
             of_level = [roof for roof in roofs if roof.level == level]
             if work and not of_level:
@@ -113,9 +126,10 @@ class Point:
                 highest = max(of_level, key=lambda roof: (roof.is_measured, roof.value))
                 needed.append((work / highest.value, highest))
         least_seconds, roof = max(needed, key=lambda pair: pair[0])
-        fraction = least_seconds / self.seconds
-        causes = "; ".join(_causes(self, roof, l2_bytes)) if fraction > 1 else ""
-        diagnosis = f"{self.name} is above the roof, at {tables.percent(fraction)} of {roof.name}: {causes}" if causes else ""
+        fraction, diagnosis = least_seconds / self.seconds, ""
+        if fraction > 1:
+            causes = "; ".join(_causes(self, roof, l2_bytes))
+            diagnosis = f"{self.name} is above the roof, at {tables.percent(fraction)} of {roof.name}: {causes}"
         return Bound(roof, self.flops / least_seconds, fraction, diagnosis)
 
 
@@ -164,24 +178,17 @@ def datasheet_roofs(gpu: str | Gpu, dtype: str) -> tuple[Roof, ...]:
 
 
 @dataclass(frozen=True)
-class Roofline:
-    """Points under the roofs of a GPU: `str()` is a table, a notebook shows the picture.
+class Roofline(Shown):
+    """Points under the roofs of a GPU, in the order of the story: `str()` is a table, a notebook shows the picture.
 
-    points: in the order of the story; arrow: draw the way from one to the next. roofs: None = the datasheet's; measured
-    roofs of the same level are what a point is compared with first.
+    roofs: None = the datasheet's; measured roofs of the same level are what a point is compared with first.
     """
 
     gpu: str | Gpu
     dtype: str
     points: Sequence[Point]
     roofs: Sequence[Roof] | None = None
-    arrow: bool = True
-    title: str = ""
-
-    @property
-    def headline(self) -> str:
-        """What is shown: the title given, else the dtype."""
-        return f"{self.title or 'Roofline'} ({self.dtype})"
+    title: str = "Roofline"
 
     @property
     def device(self) -> Gpu:
@@ -199,44 +206,35 @@ class Roofline:
 
     def table(self) -> Table:
         """One row a point; the roofs and what lies above them below."""
-        columns = ["point", "time", "FLOP/B", "TFLOP/s", "GB/s", "level", "of the roof", "bound by"]
-        rows: list[list[Any]] = []
+        columns = ("point", "time", "FLOP/B", "TFLOP/s", "GB/s", "level", "of the roof", "bound by")
+        rows = []
         for point, bound in zip(self.points, self.bounds, strict=True):
-            rates = (tables.decimal(value / unit) for value, unit in ((point.rate, 1e12), (point.bytes / point.seconds, 1e9)))
-            row = [point.name, tables.seconds(point.seconds), tables.decimal(point.intensity), *rates, point.level]
-            rows.append([*row, tables.percent(bound.fraction), f"{bound.roof.name} ({bound.roof.origin.kind})"])
+            rates = (tables.decimal(point.rate / 1e12), tables.decimal(point.bytes / point.seconds / 1e9))
+            row = (point.name, tables.seconds(point.seconds), tables.decimal(point.intensity), *rates, point.level)
+            rows.append((*row, tables.percent(bound.fraction), f"{bound.roof.name} ({bound.roof.origin.kind})"))
         notes = [f"roof {roof}" for roof in self.all_roofs] + [b.diagnosis for b in self.bounds if b.diagnosis]
         origin = join(*(point.origin for point in self.points))
-        return Table(f"{self.headline} on {self.device.name}", columns, rows, origin, notes)
+        return Table(f"{self.title} ({self.dtype}) on {self.device.name}", columns, rows, origin, notes)
 
     def figure(self) -> Figure:
         """The picture, to change or to save."""
         return self._picture().figure()
 
-    def __str__(self) -> str:
-        return str(self.table())
-
-    def markdown(self) -> str:
-        return self.table().markdown()
+    def _picture(self) -> Picture:
+        return Picture(str(self), lambda: _draw(self))
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
-        return self._picture()._repr_mimebundle_(include, exclude)
-
-    def _picture(self) -> Any:
-        from perflab.figures import Picture
-
-        return Picture(str(self), lambda: _draw(self))
+        return self._picture()._repr_mimebundle_()
 
 
 def _draw(roofline: Roofline) -> Figure:
     """The log-log picture. Points without FLOP have no place on it; the table has them."""
-    from perflab import figures
-
     points = [point for point in roofline.points if point.flops and point.bytes]
     compute = [roof for roof in roofline.all_roofs if roof.unit == FLOPS]
     memory = [roof for roof in roofline.all_roofs if roof.unit == BYTES]
     origin = join(*(point.origin for point in points), *(roof.origin for roof in roofline.all_roofs))
-    figure, axes = figures.frame(roofline.headline, roofline.device.name, origin, height_inches=5.2)
+    title = f"{roofline.title} ({roofline.dtype})"
+    figure, axes = figures.frame(title, roofline.device.name, origin, height_inches=5.2)
     axes.set(xscale="log", yscale="log", xlabel="intensity, FLOP per byte", ylabel="rate, TFLOP/s")
     top = max(roof.value for roof in compute)
     x = [point.intensity for point in points] + [top / roof.value for roof in memory] or [1.0]
@@ -250,20 +248,16 @@ def _draw(roofline: Roofline) -> Figure:
     for k, roof in enumerate(memory):
         near = [other for other in memory[:k] if 0.4 < other.value / roof.value < 2.5]
         _draw_memory_roof(axes, roof, top, len(near))
-    lines = [axes.transData.transform(line.get_xydata()) for line in axes.lines]
-    _name_points(axes, points, [*lines, *_ways(axes, points if roofline.arrow else [])])
+    _draw_points(axes, points)
     return figure
 
 
 def _roof_style(roof: Roof) -> tuple[dict[str, Any], dict[str, Any], str]:
     """How to draw a roof and its name, and the name: dashed from a datasheet, solid when measured."""
-    from perflab import figures
-
     line = {"color": figures.INK, "lw": 1.4, "ls": "-" if roof.is_measured else (0, (5, 3)), "zorder": 2}
     text = {"fontsize": 8, "color": figures.INK, "bbox": {"fc": "white", "ec": "none", "alpha": 0.85, "pad": 0.4}}
-    value = tables.bytes_per_second if roof.unit == BYTES else tables.flops_per_second
-    below = {"va": "top"} if roof.is_measured else {"va": "bottom"}  # roofs lie close together: names on either side
-    return line, text | below | {"textcoords": "offset points"}, f"{roof.name} {value(roof.value)} ({roof.origin.kind})"
+    text["va"] = "top" if roof.is_measured else "bottom"  # roofs lie close together: names on either side
+    return line, text | {"textcoords": "offset points"}, f"{roof.name} {roof.written} ({roof.origin.kind})"
 
 
 def _draw_compute_roof(axes: Any, roof: Roof) -> None:
@@ -287,53 +281,35 @@ def _draw_memory_roof(axes: Any, roof: Roof, top: float, place: int) -> None:
     axes.annotate(name, (start, start * roof.value / 1e12), shift, **turned, **text)
 
 
-def _ways(axes: Any, points: Sequence[Point]) -> list[Any]:
-    """Draw an arrow from each point to the next; returns the ways in pixels."""
-    from perflab import figures
+def _draw_points(axes: Any, points: Sequence[Point]) -> None:
+    """The points, arrows from each to the next, and each name at the nearest place that is free of all else."""
+    import numpy as np
 
     at = [(point.intensity, point.rate / 1e12) for point in points]
-    style = {"arrowstyle": "-|>", "color": figures.GREY, "shrinkA": 6, "shrinkB": 6, "lw": 1.1}
+    arrow = {"arrowstyle": "-|>", "color": figures.GREY, "shrinkA": 6, "shrinkB": 6, "lw": 1.1}
     for start, end in pairwise(at):
-        axes.annotate("", end, start, arrowprops=style)
-    return [axes.transData.transform(pair) for pair in pairwise(at)]
-
-
-def _name_points(axes: Any, points: Sequence[Point], lines: Sequence[Any]) -> None:
-    """Draw the points and write each name at the nearest place that is free of other names, points and `lines` (pixels)."""
-    import numpy as np
-    from matplotlib.transforms import Bbox
-
-    from perflab import figures
-
+        axes.annotate("", end, start, arrowprops=arrow)
     boxes = [text.get_window_extent() for text in axes.texts if text.get_text()]
     taken = [box for box in boxes if box.height < 20]
-    along = [np.array([box.min, box.max]) for box in boxes if box.height >= 20]  # of turned names
-    at = [(point.intensity, point.rate / 1e12) for point in points]
-    dots = [axes.transData.transform(xy) for xy in at]
-    spots = np.array([*dots, *(a + (b - a) * k / 100 for a, b in [*lines, *along] for k in range(101))])
-    for k, (point, xy, dot) in enumerate(zip(points, at, dots, strict=True)):
+    lines = [line.get_xydata() for line in axes.lines] + list(pairwise(at))
+    ways = [*map(axes.transData.transform, lines), *((box.min, box.max) for box in boxes if box.height >= 20)]  # turned names
+    spots = np.array([*map(axes.transData.transform, at), *(a + (b - a) * k / 100 for a, b in ways for k in range(101))])
+    for k, (point, xy) in enumerate(zip(points, at, strict=True)):
         color = figures.color(k)
         axes.plot(*xy, figures.marker(k), color=color, zorder=5)
         name = axes.annotate(point.name, xy, (0, 0), textcoords="offset points", va="center", fontsize=8.5, color=color)
-        size, scale = name.get_window_extent().size, axes.figure.dpi / 72
-        tried: list[tuple[Any, ...]] = []
-        for across, up in _places():
-            side = "left" if across > 1 else "right" if across < -1 else "center"
-            corner = dot + np.array([across, up]) * scale - size * ({"left": 0, "right": 1, "center": 0.5}[side], 0.5)
-            box = Bbox([corner, corner + size])
+
+        def place(across: float, up: float, name: Annotation = name) -> Bbox:
+            name.set(position=(across, up), ha="left" if across > 1 else "right" if across < -1 else "center", zorder=6)
+            return name.get_window_extent()
+
+        def crowding(offset: tuple[float, float]) -> float:
+            box = place(*offset)
             outside = not (axes.bbox.containsx(box.x0) and axes.bbox.containsx(box.x1) and axes.bbox.containsy(box.y0))
-            cost = 1000 * (outside + box.count_overlaps(taken)) + box.count_contains(spots)
-            tried.append((cost, len(tried), across, up, side, box))
-        _, _, across, up, side, box = min(tried)
-        name.set(position=(across, up), ha=side, zorder=6)
-        taken.append(box)
-        if math.hypot(across, up) > NEAR_POINTS + 1:
-            line = {"arrowstyle": "-", "color": color, "lw": 0.7, "shrinkA": 1, "shrinkB": 4}
-            axes.annotate("", xy, (across, up), textcoords="offset points", arrowprops=line)
+            return 1000 * (outside + box.count_overlaps(taken)) + box.count_contains(spots)
 
-
-def _places() -> Iterator[tuple[float, float]]:
-    """(across, up) in points, from near to far, the right side first."""
-    for radius in (NEAR_POINTS, 22, 36, 52, 70, 90, 120):
-        for turn in (0, 180, 45, -45, 135, -135, 90, -90):
-            yield radius * math.cos(math.radians(turn)), radius * math.sin(math.radians(turn))
+        best = min(_OFFSETS, key=crowding)
+        taken.append(place(*best))
+        if math.hypot(*best) > NEAR_POINTS + 1:
+            leader = {"arrowstyle": "-", "color": color, "lw": 0.7, "shrinkA": 1, "shrinkB": 4}
+            axes.annotate("", xy, best, textcoords="offset points", arrowprops=leader)

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 NOTHING = "-"
 SILENT = ("", NOTHING, "n/a", "not measured")  # cells that stand where a quantity could not
@@ -31,29 +32,24 @@ def decimal(value: float | None) -> str:
 
 def seconds(value: float | None) -> str:
     """A time given in seconds: '0.812 us', '336 us', '1.21 ms', '2.50 s'. The unit is chosen after rounding."""
-    return _scaled(value, (("us", 1e-6), ("ms", 1e-3), ("s", 1.0)))
+    return _scaled(value, ("us", 1e-6), ("ms", 1e-3), ("s", 1.0))
 
 
 def bytes_(value: float | None) -> str:
     """An amount of memory: exact below 1 MB ('71,680 B'), then decimal: '33.6 MB', '4.83 GB', '1.20 TB'."""
     if value is not None and abs(value) < 1e6:
         return f"{value:,.0f} B"
-    return _scaled(value, (("MB", 1e6), ("GB", 1e9), ("TB", 1e12)))
+    return _scaled(value, ("MB", 1e6), ("GB", 1e9), ("TB", 1e12))
 
 
 def bytes_per_second(value: float | None) -> str:
     """A memory rate, always in decimal GB/s, so that rows compare: '4,812 GB/s'."""
-    return NOTHING if value is None else _with_unit(decimal(value / 1e9), "GB/s")
+    return _scaled(value, ("GB/s", 1e9))
 
 
 def flops_per_second(value: float | None) -> str:
     """An arithmetic rate, always in TFLOP/s, so that rows compare: '44.3 TFLOP/s'."""
-    return NOTHING if value is None else _with_unit(decimal(value / 1e12), "TFLOP/s")
-
-
-def intensity(value: float | None) -> str:
-    """Work per byte moved: '14.0 FLOP/B'."""
-    return NOTHING if value is None else _with_unit(decimal(value), "FLOP/B")
+    return _scaled(value, ("TFLOP/s", 1e12))
 
 
 def percent(fraction: float | None) -> str:
@@ -68,16 +64,12 @@ def ratio(value: float | None) -> str:
     return NOTHING if value is None or math.isnan(value) else f"{decimal(value)}x"
 
 
-def _with_unit(number: str, unit: str) -> str:
-    return number if number == NOTHING else f"{number} {unit}"
-
-
-def _scaled(value: float | None, units: Sequence[tuple[str, float]]) -> str:
-    """`value` in the largest of `units` (name, size; ascending) in which it rounds to at least one."""
+def _scaled(value: float | None, *units: tuple[str, float]) -> str:
+    """`value` in the largest of `units` (name, size; ascending) in which it rounds to at least one, else in the first."""
     if value is None or math.isnan(value):
         return NOTHING
     fitting = [(name, size) for name, size in units if float(f"{abs(value) / size:.2e}") >= 1]
-    name, size = fitting[-1] if fitting else units[0]
+    name, size = (fitting or units[:1])[-1]
     return f"{decimal(value / size)} {name}"
 
 
@@ -85,15 +77,29 @@ def cell(value: object) -> str:
     """One table cell as text: strings as they are, whole numbers exact, other numbers by `decimal`, None as '-'."""
     if value is None:
         return NOTHING
-    if isinstance(value, str):
-        return value
     if isinstance(value, bool):
         return "yes" if value else "no"
     if hasattr(value, "__index__"):
         return f"{value.__index__():,}"
-    if hasattr(value, "__float__"):
-        return decimal(float(value))
-    return str(value)
+    return decimal(float(value)) if hasattr(value, "__float__") else str(value)
+
+
+class Shown:
+    """A result that is shown as a table: a subclass says `table()`, and has its text, Markdown and HTML from it."""
+
+    def table(self) -> Table:
+        """The result as a table."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return str(self.table())
+
+    def markdown(self) -> str:
+        """The table for a README."""
+        return self.table().markdown()
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        return self.table()._repr_mimebundle_()
 
 
 @dataclass(frozen=True)
@@ -120,32 +126,43 @@ class Table:
             if len(row) != len(self.columns):
                 raise ValueError(f'"{self.title}": {len(row)} cells {row!r} under {len(self.columns)} columns')
 
+    @cached_property
+    def _cells(self) -> list[list[str]]:
+        return [[cell(value) for value in row] for row in self.rows]
+
+    @cached_property
+    def _right(self) -> list[bool]:
+        """Which columns hold quantities only; a SILENT cell says nothing either way, and a column of them is text."""
+        texts = [[row[k].strip() for row in self._cells] for k in range(len(self.columns))]
+        said = [[text for text in column if text not in SILENT] for column in texts]
+        return [bool(column) and all(map(_QUANTITY.fullmatch, column)) for column in said]
+
+    @property
+    def _below(self) -> list[str]:
+        return ([f"origin: {self.origin}"] if self.origin else []) + [f"note: {note}" for note in self.notes]
+
     def __str__(self) -> str:
-        cells = self._cells()
-        right = _right_aligned(cells, len(self.columns))
-        lines = [list(self.columns), *cells]
-        widths = [max(len(line[k]) for line in lines) for k in range(len(self.columns))]
-        text = [_padded(line, widths, right) for line in lines]
-        rule = "  ".join("-" * width for width in widths)
-        return "\n".join([self.title, text[0], rule, *text[1:], *self._below()])
+        lines = [list(self.columns), *self._cells]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        lines.insert(1, ["-" * width for width in widths])
+        formats = [f"{'>' if is_right else '<'}{width}" for is_right, width in zip(self._right, widths, strict=True)]
+        text = ["  ".join(map(format, line, formats)).rstrip() for line in lines]
+        return "\n".join([self.title, *text, *self._below])
 
     def markdown(self) -> str:
         """The table for a README: GitHub's pipes, the title in bold, origin and notes below."""
-        cells = self._cells()
-        right = _right_aligned(cells, len(self.columns))
-        head = [[_piped(name) for name in self.columns], ["---:" if is_right else ":---" for is_right in right]]
-        lines = ["| " + " | ".join(line) + " |" for line in head + [[_piped(text) for text in row] for row in cells]]
-        below = [f"*{line}*  " for line in self._below()]
-        return "\n".join([f"**{self.title}**", "", *lines, *([""] if below else []), *below]).rstrip()
+        rule = ["---:" if is_right else ":---" for is_right in self._right]
+        # A pipe or a line end inside a cell would break its row.
+        lines = [[text.replace("|", "\\|").replace("\n", " ") for text in line] for line in [self.columns, rule, *self._cells]]
+        below = ["", *(f"*{line}*  " for line in self._below)]
+        return "\n".join([f"**{self.title}**", "", *(f"| {' | '.join(line)} |" for line in lines), *below]).rstrip()
 
     def html(self) -> str:
         """The table as HTML with inline styles only: JupyterLab strips `<style>`, scripts and SVG of notebooks it does
         not trust, and every freshly cloned notebook is one."""
-        cells = self._cells()
-        right = _right_aligned(cells, len(self.columns))
-        head = _html_row("th", list(self.columns), right, "border-bottom:1px solid #808080;font-weight:bold;")
-        body = "".join(_html_row("td", row, right, "") for row in cells)
-        below = "".join(f'<div style="font-size:85%;opacity:0.75">{html.escape(line)}</div>' for line in self._below())
+        head = self._html_row("th", self.columns, "border-bottom:1px solid #808080;font-weight:bold;")
+        body = "".join(self._html_row("td", row) for row in self._cells)
+        below = "".join(f'<div style="font-size:85%;opacity:0.75">{html.escape(line)}</div>' for line in self._below)
         return (
             '<div style="margin:4px 0px">'
             f'<div style="font-weight:bold;margin-bottom:4px">{html.escape(self.title)}</div>'
@@ -153,40 +170,13 @@ class Table:
             f"{below}</div>"
         )
 
+    def _html_row(self, tag: str, texts: Sequence[str], style: str = "") -> str:
+        cells = []
+        for text, is_right in zip(texts, self._right, strict=True):
+            breaks = "white-space:nowrap" if len(text) < LONG else "min-width:20em"  # a long cell breaks, not into slivers
+            side = "right" if is_right else "left"
+            cells.append(f'<{tag} style="{style}text-align:{side};padding:2px 10px;{breaks}">{html.escape(text)}</{tag}>')
+        return f"<tr>{''.join(cells)}</tr>"
+
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         return {"text/plain": str(self), "text/html": self.html()}
-
-    def _cells(self) -> list[list[str]]:
-        return [[cell(value) for value in row] for row in self.rows]
-
-    def _below(self) -> list[str]:
-        return ([f"origin: {self.origin}"] if self.origin else []) + [f"note: {note}" for note in self.notes]
-
-
-def _right_aligned(cells: Sequence[Sequence[str]], columns: int) -> list[bool]:
-    """Which columns hold quantities only; a SILENT cell says nothing either way, and a column of them is text."""
-    said = [[row[k].strip() for row in cells if row[k].strip() not in SILENT] for k in range(columns)]
-    return [bool(texts) and all(_QUANTITY.fullmatch(text) for text in texts) for texts in said]
-
-
-def _padded(line: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
-    parts = [t.rjust(w) if r else t.ljust(w) for t, w, r in zip(line, widths, right, strict=True)]
-    return "  ".join(parts).rstrip()
-
-
-def _piped(text: str) -> str:
-    """`text` inside a Markdown table cell: a pipe or a line end would break the row."""
-    return text.replace("|", "\\|").replace("\n", " ")
-
-
-def _html_row(tag: str, texts: Sequence[str], right: Sequence[bool], style: str) -> str:
-    sides = ["right" if is_right else "left" for is_right in right]
-    return "<tr>" + "".join(
-        f'<{tag} style="{style}text-align:{side};padding:2px 10px;{_breaks(text)}">{html.escape(text)}</{tag}>'
-        for text, side in zip(texts, sides, strict=True)
-    ) + "</tr>"
-
-
-def _breaks(text: str) -> str:
-    """Short cells stay on one line; a long one breaks, but not into slivers."""
-    return "white-space:nowrap" if len(text) < LONG else "min-width:20em"

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -64,18 +64,11 @@ class TimingSpec:
     batch_seconds: float = 2e-3
     max_repeats: int = 500
 
-    def __post_init__(self) -> None:
-        if not FEWEST_SAMPLES <= self.min_samples <= self.max_samples:
-            raise PerflabError(
-                f"{self.min_samples} to {self.max_samples} samples were asked; at least {FEWEST_SAMPLES} are needed "
-                "for a 95 % interval of the median, and the least may not be over the most"
-            )
-
     @staticmethod
     def quick() -> TimingSpec:
         """A look, not a result: few samples, a wide interval, short warm-up."""
         return TimingSpec(min_samples=7, max_samples=30, target_relative_interval=0.05, min_gpu_seconds=2e-3,
-                          max_seconds=2.0, min_warmup_seconds=0.02, max_warmup_seconds=0.2)  # fmt: skip
+                          max_seconds=2.0, min_warmup_seconds=0.02, max_warmup_seconds=0.2)
 
 
 # ---------------------------------------------------------------- what comes out
@@ -113,32 +106,15 @@ class Series:
         ordered, (low, high) = sorted(self.samples_seconds), median_ranks(len(self.samples_seconds))
         return ordered[low], ordered[high]
 
-    @property
-    def relative_interval(self) -> float:
-        """Width of the interval over the median."""
-        low, high = self.interval_seconds
-        return (high - low) / self.median_seconds if self.median_seconds else math.inf
-
-    @property
-    def minimum_seconds(self) -> float:
-        """The least sample, seconds."""
-        return min(self.samples_seconds)
-
-    @property
-    def iqr_seconds(self) -> float:
-        """Interquartile range, seconds."""
-        first, _, third = statistics.quantiles(self.samples_seconds, n=4, method="inclusive")
-        return third - first
-
     def to_dict(self) -> dict[str, Any]:
         """As JSON: the samples, and the median and its interval for who reads the line."""
         return {"median_seconds": self.median_seconds, "interval": list(self.interval_seconds),
-                "samples": list(self.samples_seconds), "stopped": self.stopped, "repeats": self.repeats}  # fmt: skip
+                "samples": list(self.samples_seconds), "stopped": self.stopped, "repeats": self.repeats}
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Series:
         """Back from a record; the statistics are computed anew from the samples."""
-        return Series(tuple(data["samples"]), data["stopped"], data.get("repeats", 1))
+        return Series(tuple(data["samples"]), data["stopped"], data["repeats"])
 
 
 @dataclass(frozen=True)
@@ -152,12 +128,6 @@ class Timing:
     clocks_before: Mapping[str, Any]
     clocks_after: Mapping[str, Any]
     method: str = METHOD
-
-    @property
-    def throttled(self) -> tuple[str, ...]:
-        """Reasons other than idleness that NVML gave for a lower clock, before or after."""
-        reasons = [*(self.clocks_before.get("throttle") or ()), *(self.clocks_after.get("throttle") or ())]
-        return tuple(dict.fromkeys(reason for reason in reasons if reason != "idle"))
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON, for a record."""
@@ -178,13 +148,11 @@ class Stopwatch:
 
         self._device, self._now = device, now
         attributes = device.describe()["attributes"]
-        l2_bytes = attributes.get("l2_bytes") or 64 * 2**20  # unknown: larger than most
-        self._other = device.upload(np.zeros(2 * l2_bytes // 16 * 16, np.uint8))
-        sink = device.upload(np.zeros(1, np.uint32))
-        count = np.int64(2 * l2_bytes // 16)
-        blocks = 8 * (attributes.get("sm_count") or 64)
-        arguments = (self._other, count, sink)
-        self._read = device.launcher(device.load(tools, READ), (blocks, 1, 1), (256, 1, 1), arguments, 0)
+        count = 2 * attributes["l2_bytes"] // 16
+        self._other = device.upload(np.zeros(16 * count, np.uint8))
+        arguments = (self._other, np.int64(count), device.upload(np.zeros(1, np.uint32)))
+        grid = (8 * attributes["sm_count"], 1, 1)
+        self._read = device.launcher(device.load(tools, READ), grid, (256, 1, 1), arguments, 0)
         self._empty = device.launcher(device.load(tools, EMPTY), (1, 1, 1), (32, 1, 1), (), 0)
         self._start, self._stop = device.new_event(), device.new_event()
 
@@ -193,7 +161,7 @@ class Stopwatch:
         once = self._warm_up(launch, spec)
         before = self._device.clocks()
         cold = self._series(lambda: self._cold(launch), 1, spec)
-        repeats = max(1, min(spec.max_repeats, round(spec.batch_seconds / max(once, 1e-9))))
+        repeats = max(1, min(spec.max_repeats, round(spec.batch_seconds / once)))
         launch()  # the last flush still fills the cache
         hot = self._series(lambda: self._batch(launch, repeats), repeats, spec)
         after = self._device.clocks()
@@ -231,25 +199,25 @@ class Stopwatch:
     def _series(self, sample: Callable[[], float], repeats: int, spec: TimingSpec) -> Series:
         """Samples until the spec is met, a limit reached or the time used up; says which."""
         samples: list[float] = []
-        begin, gpu_seconds = self._now(), 0.0
-        while True:
+        begin, gpu_seconds, stopped = self._now(), 0.0, ""
+        while not stopped:
             taken = sample()
             gpu_seconds += taken * repeats
             samples.append(round(taken, 9))
-            if len(samples) < FEWEST_SAMPLES:
-                continue
-            stopped = _why_stop(Series(tuple(samples), "", repeats), gpu_seconds, self._now() - begin, spec)
-            if stopped:
-                return Series(tuple(samples), stopped, repeats)
+            if len(samples) >= FEWEST_SAMPLES:
+                stopped = _why_stop(samples, gpu_seconds, self._now() - begin, spec)
+        return Series(tuple(samples), stopped, repeats)
 
 
-def _why_stop(so_far: Series, gpu_seconds: float, seconds: float, spec: TimingSpec) -> str:
+def _why_stop(samples: Sequence[float], gpu_seconds: float, seconds: float, spec: TimingSpec) -> str:
     """Why a series ends here, in words; '' if it goes on."""
-    count, width = len(so_far.samples_seconds), so_far.relative_interval
+    so_far = Series(tuple(samples), "")
+    low, high = so_far.interval_seconds
+    width = (high - low) / so_far.median_seconds
     wide = f"interval {100 * width:.1f} % of the median"
-    if count >= spec.min_samples and gpu_seconds >= spec.min_gpu_seconds and width <= spec.target_relative_interval:
+    if len(samples) >= spec.min_samples and gpu_seconds >= spec.min_gpu_seconds and width <= spec.target_relative_interval:
         return f"steady: {wide}"
-    if count >= spec.max_samples:
+    if len(samples) >= spec.max_samples:
         return f"{spec.max_samples} samples: {wide}"
     if seconds >= spec.max_seconds:
         return f"{spec.max_seconds:g} s used up: {wide}"

@@ -20,7 +20,7 @@ from perflab.gpus import gpu as find_gpu
 from perflab.listing import Listing
 from perflab.measurement import CALCULATED, Measurement, describe, floor_seconds, ratio_interval, speed_up, stale_notes
 from perflab.measuring import measure
-from perflab.occupancy_model import TITLES, Occupancy
+from perflab.occupancy_model import Occupancy
 from perflab.origins import Origin, join
 from perflab.planning import identity_of, make_plan, shape_labels
 from perflab.records import Identity, Record, RecordStore, stale_reasons
@@ -157,7 +157,7 @@ def _occupancy_cells(launch: Launch, found: Occupancy) -> tuple:
     """One launch in a table: its size, what an SM holds of it, what limits that, and its waves."""
     return (math.prod(triple(launch.grid)), f"{launch.dynamic_shared:,} B", found.blocks_per_sm,
             f"{found.warps_per_sm} of {found.gpu.limits.warps_per_sm}", tables.percent(found.fraction),
-            "-" if found.waves is None else f"{found.waves:.2f}", ", ".join(TITLES[name] for name in found.limiters))
+            "-" if found.waves is None else f"{found.waves:.2f}", found.limited_by)
 
 
 # ---------------------------------------------------------------- the study
@@ -204,11 +204,10 @@ class Workbench:
 
     def measure(self, versions: Sequence[str] | None = None, shapes: Sequence[Any] | None = None) -> Gpu:
         """Check and time versions at shapes on the GPU of this machine, in a process of its own; kept in the records."""
+        from perflab.device import this_gpu
         from perflab.worker import Worker
 
-        gpu = gpu_here()
-        if gpu is None:
-            raise PerflabError("no NVIDIA GPU in this machine: measure on one with --on ssh://its-host, or `perflab pack`")
+        gpu = gpu_here() or this_gpu()
         plan = make_plan(self.study, self.workspace.study_folder(self.name), gpu, versions, shapes, self.store)
         with Worker() as worker:
             measure(plan, worker, on_record=lambda record: self.store.add([record]), on_note=print)

@@ -27,21 +27,16 @@ TASKS: dict[str, str] = {
     "compile": "perflab.compile:compile_task",
     "describe": "perflab.device:describe_task",
     "measure": "perflab.measuring:measure_task",
-    "echo": "perflab.worker:echo_task",
 }
 """What a worker can do: 'module:function', imported when first asked for. A task is called with the request's payload as
 keyword arguments, and with `progress` (a function that takes one JSON-able object) when it has such a parameter."""
 
-STDERR_TAIL_CHARACTERS = 2000
+STDERR_TAIL_BYTES = 2000
 _DEFAULT_COMMAND = (sys.executable, "-m", "perflab.worker")
 
 
 class WorkerError(Exception):
-    """A task failed in the worker by an exception that is no PerflabError; `remote_traceback` holds where."""
-
-    def __init__(self, message: str, remote_traceback: str = "") -> None:
-        super().__init__(message)
-        self.remote_traceback = remote_traceback
+    """A task failed in the worker by an exception that is no PerflabError; a note on it holds the traceback there."""
 
 
 class WorkerTimeout(WorkerError):
@@ -63,9 +58,7 @@ class Worker:
         self.command = list(command or _DEFAULT_COMMAND)
         self._env = dict(env or {})
         self._process: subprocess.Popen[str] | None = None
-        self._stderr: IO[bytes] | None = None
-        self._lines: queue.Queue[str | None] = queue.Queue()
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # all threads share the compiler's worker
 
     def __enter__(self) -> Self:
         return self
@@ -74,94 +67,84 @@ class Worker:
         self.stop()
 
     def call(
-        self, task: str, limit_seconds: float, on_progress: Callable[[Any], None] | None = None, **payload: Any
+        self, task: str, limit_seconds: float, on_progress: Callable[[Any], object] | None = None, **payload: Any
     ) -> dict[str, Any]:
         """Run `task` with `payload` (JSON-able) and return its result.
 
         Raises the worker's own PerflabError; WorkerError for another exception there; WorkerTimeout after
-        `limit_seconds`; WorkerDied when the process ends. After the last two the next call starts a fresh process.
+        `limit_seconds`; WorkerDied when the process ends; what `on_progress` raises. After the last three, the next call
+        starts a fresh process.
         """
         request = json.dumps({"task": task, "payload": payload})
         with self._lock:
             try:
-                self._send(request, task)
-                return self._receive(task, limit_seconds, on_progress)
-            except (PerflabError, WorkerError):
-                raise
-            except BaseException:  # Ctrl-C, or a broken callback: an answer may still come, and must not meet the next call
+                self._send(request)
+                answer = self._receive(task, limit_seconds, on_progress)
+            except BaseException:  # an answer may still come, and must not meet the next call
                 self.stop()
                 raise
+        if "error" in answer:
+            raise _as_exception(answer["error"], task)
+        return answer["result"]
 
     def stop(self) -> None:
         """End the process, if there is one. The next call starts another."""
         with self._lock:
             process, self._process = self._process, None
-            if process is None:
-                return
-            process.kill()
-            process.wait()
-            for stream in (process.stdin, process.stdout, self._stderr):
-                if stream:
-                    with contextlib.suppress(OSError):  # a request that could not be written is still in the buffer
-                        stream.close()
+            if process:
+                process.kill()
+                process.wait()
+                self._stderr.close()
+                with contextlib.suppress(OSError):  # a request that could not be written is still in the buffer
+                    process.stdin.close()  # type: ignore[union-attr]
 
-    def _start(self) -> subprocess.Popen[str]:
+    def _start(self) -> None:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # `stop` closes it; a file, so nobody need drain it
-        self._lines = queue.Queue()
+        self._lines: queue.Queue[str | None] = queue.Queue()
         try:
-            process = subprocess.Popen(
-                self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, text=True,
-                env={**os.environ, **self._env}, start_new_session=True,  # so that Ctrl-C reaches only the caller
-            )  # fmt: skip
+            self._process = subprocess.Popen(
+                self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, encoding="utf-8",
+                errors="replace", env={**os.environ, **self._env}, start_new_session=True,  # Ctrl-C reaches only the caller
+            )
         except OSError as error:
             raise PerflabError(f'the worker "{" ".join(self.command)}" cannot be started: {error}') from error
-        threading.Thread(target=_pump, args=(process.stdout, self._lines), daemon=True).start()
-        return process
+        threading.Thread(target=_pump, args=(self._process.stdout, self._lines), daemon=True).start()
 
-    def _send(self, request: str, task: str) -> None:
-        if self._process is not None and self._process.poll() is not None:
+    def _send(self, request: str) -> None:
+        if self._process and self._process.poll() is not None:
             self.stop()  # it died between two calls: that is no reason to fail this one
-        if self._process is None:
-            self._process = self._start()
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(request + "\n")
-            self._process.stdin.flush()
-        except OSError:
-            raise self._died(task) from None
+        if not self._process:
+            self._start()
+        with contextlib.suppress(OSError):  # it died just now: `_receive` says how
+            self._process.stdin.write(request + "\n")  # type: ignore[union-attr]
+            self._process.stdin.flush()  # type: ignore[union-attr]
 
-    def _receive(self, task: str, limit_seconds: float, on_progress: Callable[[Any], None] | None) -> dict[str, Any]:
+    def _receive(self, task: str, limit_seconds: float, on_progress: Callable[[Any], object] | None) -> dict[str, Any]:
         end = time.monotonic() + limit_seconds
         while True:
             try:
                 line = self._lines.get(timeout=max(0.0, end - time.monotonic()))
             except queue.Empty:
-                self.stop()
                 raise WorkerTimeout(f'"{task}" was stopped: it ran past its limit of {limit_seconds:g} s.') from None
             answer = _parsed(line)
-            if line is None or answer is None:
-                raise self._died(task, line)
-            if "progress" in answer:
-                if on_progress:
-                    on_progress(answer["progress"])
-            elif "error" in answer:
-                raise _as_exception(answer["error"], task)
-            else:
-                return answer["result"]
+            if answer is None:
+                raise WorkerDied(f'the worker died during "{task}": {self._last_words(line)}')
+            if "progress" not in answer:
+                return answer
+            if on_progress:
+                on_progress(answer["progress"])
 
-    def _died(self, task: str, line: str | None = None) -> WorkerDied:
-        process, stderr = self._process, self._stderr
-        assert process is not None and stderr is not None
+    def _last_words(self, line: str | None) -> str:
+        assert self._process is not None
         if line is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=2)
-            how = _exit_in_words(process.poll())
+                self._process.wait(timeout=2)
+            how = _exit_in_words(self._process.poll())
         else:
             how = f"it answered with something else than JSON: {line.strip()[:200]!r}"
-        stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - STDERR_TAIL_CHARACTERS))
-        said = stderr.read().decode(errors="replace").strip()
-        self.stop()
-        return WorkerDied(f'the worker died during "{task}": {how}.' + (f" It last said:\n{said}" if said else ""))
+        self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - STDERR_TAIL_BYTES))
+        said = self._stderr.read().decode(errors="replace").strip()
+        return f"{how}." + (f" It last said:\n{said}" if said else "")
 
 
 def serve(stdin: IO[str], stdout: IO[str]) -> None:
@@ -180,16 +163,8 @@ def serve(stdin: IO[str], stdout: IO[str]) -> None:
                 arguments["progress"] = lambda value: answer(progress=value)
             answer(result=function(**arguments))
         except Exception as error:  # whatever it is, the caller must hear of it; SystemExit and the like end the worker
-            kind = f"{type(error).__module__}:{type(error).__qualname__}"
-            answer(error={
-                "kind": kind, "ours": isinstance(error, PerflabError),
-                "message": str(error), "traceback": traceback.format_exc(),
-            })  # fmt: skip
-
-
-def echo_task(**payload: Any) -> dict[str, Any]:
-    """Give the payload back: shows that a worker is reached."""
-    return payload
+            answer(error={"type": type(error).__qualname__, "ours": isinstance(error, PerflabError), "message": str(error),
+                          "traceback": traceback.format_exc()})
 
 
 def main() -> None:
@@ -214,7 +189,7 @@ def _function(task: str) -> Callable[..., dict[str, Any]]:
 
 def _pump(stream: IO[str], lines: queue.Queue[str | None]) -> None:
     """Move lines from the worker to the queue, then None at the end; a blocked read has no time limit of its own."""
-    with contextlib.suppress(ValueError, OSError):  # `stop` closes the stream under us
+    with stream:
         for line in stream:
             lines.put(line)
     lines.put(None)
@@ -225,31 +200,23 @@ def _parsed(line: str | None) -> dict[str, Any] | None:
         answer = json.loads(line or "")
     except ValueError:
         return None
-    is_ours = isinstance(answer, dict) and not {"progress", "error", "result"}.isdisjoint(answer)
-    return answer if is_ours else None
+    return answer if isinstance(answer, dict) and answer.keys() & {"progress", "error", "result"} else None
 
 
 def _as_exception(error: Mapping[str, Any], task: str) -> Exception:
-    """The exception that a worker described; a subclass of PerflabError comes back as itself where it can be found."""
-    if not error["ours"]:
-        kind = error["kind"].split(":")[-1]
-        return WorkerError(f'"{task}" failed in the worker: {kind}: {error["message"]}', error["traceback"])
-    module, _, name = error["kind"].partition(":")
-    with contextlib.suppress(ImportError, AttributeError, TypeError):
-        found = getattr(importlib.import_module(module), name) if module.startswith("perflab.") else PerflabError
-        if issubclass(found, PerflabError):
-            return found(error["message"])
-    return PerflabError(error["message"])
+    """The exception that a worker described; a subclass of PerflabError comes back as itself where the caller knows it."""
+    if error["ours"]:
+        known = {kind.__name__: kind for kind in PerflabError.__subclasses__()}
+        return known.get(error["type"], PerflabError)(error["message"])
+    failure = WorkerError(f'"{task}" failed in the worker: {error["type"]}: {error["message"]}')
+    failure.add_note(error["traceback"])
+    return failure
 
 
 def _exit_in_words(code: int | None) -> str:
     if code is None:
         return "its output ended while it still ran"
-    if code < 0:
-        with contextlib.suppress(ValueError):
-            return f"signal {-code} ({signal.Signals(-code).name}: {signal.strsignal(-code)})"
-        return f"signal {-code}"
-    return f"exit code {code}"
+    return f"signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"exit code {code}"
 
 
 if __name__ == "__main__":

@@ -56,8 +56,8 @@ class FakeGpu:
 
     def __init__(
         self, kernels: dict[str, Any] | None = None, name: str = "NVIDIA H200", capability: str = "9.0",
-        memory_bytes: int = 10**9, l2_bytes: int = 1 << 16, cubin_log: str = "",
-    ) -> None:  # fmt: skip
+        memory_bytes: int = 10**9, l2_bytes: int = 1 << 16,
+    ) -> None:
         tools = {"perflab_empty": Kernel(seconds=1e-6), "perflab_read": Kernel(seconds=3e-5)}
         given = {part: k if isinstance(k, Kernel) else Kernel(**k) for part, k in (kernels or {}).items()}
         self.kernels = {**tools, **given}
@@ -71,7 +71,7 @@ class FakeGpu:
     def describe(self) -> dict[str, Any]:
         attributes = {"name": self.name, "capability": self.capability, "sm_count": 132, "l2_bytes": self.l2_bytes}
         return {"name": self.name, "uuid": "GPU-fake", "capability": self.capability, "driver": "580.0", "cuda": "13.0",
-                "power_limit_watts": 700.0, "packages": {"numpy": np.__version__}, "attributes": attributes}  # fmt: skip
+                "power_limit_watts": 700.0, "packages": {"numpy": np.__version__}, "attributes": attributes}
 
     def upload(self, array: np.ndarray) -> np.ndarray:
         if array.nbytes > self.memory_bytes:
@@ -110,12 +110,6 @@ class FakeGpu:
             time.sleep(10_000)
         if kernel.does == "fault":
             self.broken = "the kernel: a thread read or wrote outside its memory (fake)"
-
-    def attributes(self, function: str) -> dict[str, int]:
-        return {"registers": 32, "local_bytes": 0, "static_shared_bytes": 0, "max_threads_per_block": 1024}
-
-    def blocks_per_sm(self, function: str, threads: int, dynamic_shared: int) -> int:
-        return 2048 // threads
 
     def new_event(self) -> dict[str, float]:
         return {}

@@ -34,7 +34,7 @@ BAD = {
     "too old for the compiler": (["explain", SAXPY, "--gpu", "sm_70"], ["occupancy only", "sm_75"]),
     "missing file": (["explain", str(ROOT / "kernels" / "saxpy" / "00_skalar.cu")], ['Did you mean "00_scalar.cu"']),
     "block over the limit": (["occupancy", "--gpu", "sm_90", "--block", "0"], ["block"]),
-    "no gpu here": (["measure", "saxpy"], ["no NVIDIA GPU", "--on ssh://", "perflab pack"]),
+    "no gpu here": (["measure", "saxpy"], ["CuPy cannot be imported", "pip install", "--on ssh://", "perflab pack"]),
     "not an ssh address": (["measure", "saxpy", "--on", "box"], ["ssh://"]),
 }
 

@@ -30,8 +30,8 @@ def test_the_numbers_are_those_of_the_kernel_s_own_verbs() -> None:
     used, held = kernel.resources("RTX PRO 6000"), kernel.occupancy("RTX PRO 6000", 1024)
     assert table.rows[0][:8] == (
         "RTX PRO 6000", used.registers, used.spill_store_bytes, used.stack_bytes, 0, 0, held.blocks_per_sm, "66.7 %"
-    )  # fmt: skip
-    assert table.rows[0][8] == ", ".join(held.limiters).replace("_", " ")
+    )
+    assert table.rows[0][8] == held.limited_by
 
 
 def test_it_says_where_the_block_size_comes_from() -> None:

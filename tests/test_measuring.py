@@ -62,7 +62,7 @@ def test_an_argument_that_nobody_declared_is_refused(folder: Path) -> None:
     study, _ = planned(folder, "plain")
     version = study.version("plain")
     bad = replace(version, launches=lambda s, g: [replace(version.launches(s, g)[0], arguments=("x", "weights"))])
-    with pytest.raises(PerflabError, match="launches with weights, no input or buffer.*Known: b, unused, x, y"):
+    with pytest.raises(PerflabError, match='input or buffer in a launch of saxpy/plain "weights".*Known: b, unused, x, y'):
         make_plan(replace(study, versions=(bad,)), folder, gpu("H200"))
 
 
@@ -75,7 +75,7 @@ def record_of(item: PlanItem, kind: str = "timing", payload: dict | None = None,
     fields = {**item.identity.__dict__, **identity}
     given = {"cold": {"median_seconds": 0.5}} if payload is None else payload
     return Record(item.study, item.version, dict(item.shape), kind, given, {"name": "NVIDIA H200"},
-                  {**fields, "utc": "2026-01-01T00:00:00.000Z"})  # fmt: skip
+                  {**fields, "utc": "2026-01-01T00:00:00.000Z"})
 
 
 def test_only_what_is_stale_or_missing_and_why(folder: Path, tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_only_what_is_stale_or_missing_and_why(folder: Path, tmp_path: Path) -> 
     _, rest = planned(folder, "plain", "half", "tile", store=store, only_stale=True)
     assert [(i.version, i.shape["n"], i.why) for i in rest.items] == [
         ("plain", 1000, "the kernel's code changed"), ("half", 1000, "never measured"), ("tile", 1000, "never measured")
-    ]  # fmt: skip
+    ]
     store.add([record_of(plan.items[k]) for k in (2, 3, 4)])
     assert planned(folder, "plain", "half", "tile", store=store, only_stale=True)[1].items == ()
 
@@ -170,7 +170,7 @@ def test_a_study_that_makes_other_inputs_than_the_plan_is_refused(folder: Path) 
     ("architecture", "capability", "runs"),
     [("sm_90", "9.0", True), ("sm_80", "8.6", True), ("sm_86", "8.0", False), ("sm_80", "9.0", False),
      ("sm_90a", "9.0", True), ("sm_100a", "10.3", False), ("sm_100", "10.3", True), ("sm_120", "12.1", True)],
-)  # fmt: skip
+)
 def test_which_gpu_runs_which_cubin(architecture: str, capability: str, runs: bool) -> None:
     assert runs_on(architecture, capability) is runs
 
@@ -191,7 +191,7 @@ def test_a_run_gives_records_with_full_provenance(folder: Path) -> None:
     assert (outcome.records, outcome.done, outcome.failed, outcome.left) == (4, 2, (), 0)
     assert [(r.kind, r.shape["n"]) for r in records] == [
         ("check", 4000), ("timing", 4000), ("check", 1000), ("timing", 1000)
-    ]  # fmt: skip
+    ]
     last = Record.from_json(records[-1].to_json())
     assert last.identity == plan.items[1].identity
     assert last.gpu == {"name": "NVIDIA H200", "uuid": "GPU-fake", "capability": "9.0"}
@@ -233,7 +233,7 @@ def test_another_architecture_or_no_gpu_ends_before_the_first_item(folder: Path)
     with pytest.raises(PerflabError, match="for sm_90 .H200.; the GPU there is a NVIDIA B200 of compute capability 10.0"):
         run(plan, gpu={"name": "NVIDIA B200", "capability": "10.0"})
     nowhere = Worker(env={"PERFLAB_DEVICE": "no_such_module:make"})
-    with nowhere as worker, pytest.raises(PerflabError, match="names no device"):
+    with nowhere as worker, pytest.raises(PerflabError, match="does not answer: .*No module named"):
         measure(plan, worker, lambda record: None)
 
 

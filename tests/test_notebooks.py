@@ -216,8 +216,9 @@ def test_canonical_is_a_fixed_point_and_leaves_its_argument_alone():
 def test_a_file_that_is_no_notebook_is_named(tmp_path, text):
     path = tmp_path / "x.ipynb"
     path.write_text(text)
-    with pytest.raises(PerflabError, match="x.ipynb is not a notebook"):
-        notebooks.read_json(path)
+    for read in (notebooks.read, notebooks.cells_of):
+        with pytest.raises(PerflabError, match="x.ipynb is not a notebook"):
+            read(path)
 
 
 def test_a_run_is_byte_stable_and_a_failing_cell_is_named(tmp_path):

@@ -44,7 +44,7 @@ def test_known_values(case: dict[str, object], blocks: int, limiters: tuple[str,
 
 def test_warps_fraction_waves_and_tail() -> None:
     found = occupancy("H200", block=576, registers=40, grid=(10, 100))
-    assert (found.warps_per_block, found.warps_per_sm, found.fraction) == (18, 36, 36 / 64)
+    assert (found.demand.warps, found.warps_per_sm, found.fraction) == (18, 36, 36 / 64)
     assert found.waves == pytest.approx(1000 / 264) and found.tail_efficiency == pytest.approx(1000 / 264 / 4)
     assert occupancy("H200", grid=132 * 4).tail_efficiency == 1
     assert occupancy("H200").waves is None and occupancy("H200", registers=256, grid=1).waves is None
@@ -135,7 +135,7 @@ def test_results_a_person_reads() -> None:
 
 def test_a_list_of_gpus_is_one_table() -> None:
     table = occupancy(["H200", "4090", "sm_75"], block=256, registers=64, dynamic_shared=71_680)
-    assert isinstance(table, Table) and [row[2] for row in table.rows] == [3, 1, 0]
+    assert isinstance(table, Table) and [row[3] for row in table.rows] == [3, 1, 0]
     assert "sm_75 allows 65,536 B" in str(table) and "waves" not in str(table)
     assert "waves" in str(occupancy(["H200", "4090"], grid=1000))
 
@@ -178,7 +178,6 @@ def test_every_step_is_true_and_the_least_that_helps(
     registers=st.integers(0, 64),
     static_shared=demands["static_shared"],
     blocks_per_sm=st.integers(1, 32),
-    carveout=demands["carveout"],
 )
 def test_largest_dynamic_shared_is_the_edge(capability: str, blocks_per_sm: int, **case: int) -> None:
     try:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import re
 import subprocess
 import sys
@@ -12,12 +11,17 @@ import pytest
 
 from perflab import notebooks, report
 from perflab.errors import PerflabError
+from perflab.records import Record
 
 PNG = base64.b64encode(b"\x89PNG not a real one").decode()
-RECORD = {
-    "gpu": {"name": "NVIDIA H200"},
-    "provenance": {"driver": "580.65.06", "commit": "a" * 40, "utc": "2026-11-29T10:00:00Z"},
-}
+
+
+def record(gpu: str, driver: str, commit: str, utc: str) -> str:
+    provenance = {"driver": driver, "commit": commit * 40, "utc": utc}
+    return Record("k", "v", {}, "check", {}, {"name": gpu}, provenance).to_json() + "\n"
+
+
+RECORD = record("NVIDIA H200", "580.65.06", "a", "2026-11-29T10:00:00Z")
 
 
 def write_notebook(path: Path, title: str, source: str = "print('ran')") -> None:
@@ -34,7 +38,7 @@ def root(tmp_path):
     (tmp_path / "kernels/k").mkdir(parents=True)
     (tmp_path / "kernels/k/00.cu").write_text("// a kernel\n")
     (tmp_path / "data/records/h200").mkdir(parents=True)
-    (tmp_path / "data/records/h200/k.jsonl").write_text(json.dumps(RECORD) + "\n")
+    (tmp_path / "data/records/h200/k.jsonl").write_text(RECORD)
     return tmp_path
 
 
@@ -74,7 +78,7 @@ def test_only_what_changed_runs_again(root, runs):
 def test_a_kernel_or_data_runs_all_again(root, runs, name):
     report.build(root)
     (root / name).parent.mkdir(exist_ok=True)
-    (root / name).write_text("changed\n")
+    (root / name).write_text(RECORD + RECORD)
     report.build(root)
     assert runs == ["00_a", "01_b"] * 2
 
@@ -150,23 +154,10 @@ def test_cards_and_footer(root, runs):
     assert re.findall(r'class="card" href="(.*?)"', index) == ["00_a.html", "01_b.html"]
     assert index.count('<p class="headline">1.84x faster</p>') == 2
     assert (root / "site/00_a.png").read_bytes() == base64.b64decode(PNG) and 'src="00_a.png"' in index
-    data_hash = report.evidence(root).data_hash
     for path in (root / "site").glob("*.html"):
         footer = path.read_text().split("<footer>")[1]
-        for fact in ("NVIDIA H200", "580.65.06", "a" * 12, f"{data_hash} (1 records)"):
+        for fact in ("NVIDIA H200", "580.65.06", "a" * 12, dict(report.evidence(root))["data"], "(1 records)"):
             assert fact in footer, (path.name, fact)
-
-
-def test_summary(root, runs):
-    report.build(root)
-    summary = json.loads((root / "site/summary.json").read_text())
-    assert summary["pages"][0] == {
-        "name": "00_a",
-        "title": "00 kv_split fills <the> GPU",
-        "headline": "1.84x faster",
-        "picture": "00_a.png",
-    }
-    assert summary["evidence"]["gpus"] == ["NVIDIA H200"] and summary["evidence"]["records"] == 1
 
 
 def test_a_notebook_that_is_gone_leaves_no_page(root, runs):
@@ -174,7 +165,7 @@ def test_a_notebook_that_is_gone_leaves_no_page(root, runs):
     (root / "notebooks/00_a.ipynb").unlink()
     report.build(root)
     left = {path.name for path in (root / "site").rglob("*") if path.is_file()}
-    assert left == {"index.html", "summary.json", "01_b.html", "01_b.png", "01_b.ipynb", "01_b.stamp", "site.stamp"}
+    assert left == {"index.html", "01_b.html", "01_b.png", "01_b.ipynb", "01_b.stamp", "site.stamp"}
     assert "00_a" not in (root / "site/index.html").read_text()
 
 
@@ -185,33 +176,26 @@ def test_a_lost_page_is_written_again_without_a_run(root, runs):
     assert (root / "site/01_b.html").exists() and runs == ["00_a", "01_b"]
 
 
-def test_no_notebooks_and_no_records(tmp_path, capsys):
+def test_no_notebooks_and_no_records(tmp_path):
     index = report.build(tmp_path)
     assert "No notebooks yet" in index.read_text() and "no measurements recorded" in index.read_text()
 
 
-def test_evidence_takes_all_gpus_oldest_commit_first_and_passes_over_half_lines(root):
-    records = root / "data/records"
-    (records / "a100").mkdir()
-    older = {"gpu": {"name": "NVIDIA A100"}, "provenance": {"driver": "570.1", "commit": "b" * 40, "utc": "2026-01-01"}}
-    (records / "a100/k.jsonl").write_text(json.dumps(older) + '\n[1]\n{"gpu": {"na')
-    found = report.evidence(root)
-    assert found.records == 2
-    assert found.gpus == ("NVIDIA A100", "NVIDIA H200") and found.drivers == ("570.1", "580.65.06")
-    assert found.commits == ("b" * 40, "a" * 40)
-    (records / "a100/k.jsonl").write_text("{}\n")
-    assert report.evidence(root).data_hash != found.data_hash
-
-
-def test_many_commits_are_counted_not_listed():
-    commits = tuple(str(k) * 40 for k in range(5))
-    facts = dict(report.Evidence(9, ("H200",), ("580",), commits, "f00").facts())
-    assert facts["commit"] == f"{'2' * 12}, {'3' * 12}, {'4' * 12} and 2 earlier"
+def test_evidence_takes_all_gpus_and_the_newest_commits_oldest_first(root):
+    (root / "data/records/a100").mkdir()
+    path = root / "data/records/a100/k.jsonl"
+    path.write_text(record("NVIDIA A100", "570.1", "b", "2026-01-01"))
+    before = dict(report.evidence(root))
+    assert before["GPU"] == "NVIDIA A100, NVIDIA H200" and before["driver"] == "570.1, 580.65.06"
+    assert before["commit"] == f"{'b' * 12}, {'a' * 12}" and before["data"].endswith("(2 records)")
+    path.write_text("".join(record("NVIDIA A100", "570.1", f"{k}", f"2026-01-0{k}") for k in range(1, 5)))
+    found = dict(report.evidence(root))
+    assert found["commit"] == f"{'3' * 12}, {'4' * 12}, {'a' * 12} and 2 earlier" and found["data"] != before["data"]
 
 
 def test_a_notebook_without_heading_headline_or_picture_is_a_card_too():
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1")])
-    assert report.page_of("x", notebook) == report.Page("x", "x", "", "")
+    assert report.page_of("x", notebook) == report.Page("x", "x", "", b"")
 
 
 def test_a_failing_cell_names_itself_and_keeps_what_ran(root, capsys):

@@ -226,5 +226,5 @@ def test_a_wrong_kernel_is_not_timed(fake):
 
 def test_without_a_gpu_measuring_says_where_to_go(attention, monkeypatch):
     monkeypatch.setattr(workbench, "gpu_here", lambda: None)
-    with pytest.raises(PerflabError, match="--on ssh://"):
+    with pytest.raises(PerflabError, match="perflab measure STUDY --on ssh://"):
         attention.measure()
