@@ -136,8 +136,11 @@ def measure(
     stale: Annotated[bool, typer.Option("--stale", help="Only what has no fresh record.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer samples, to try things out.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
+    item_limit: Annotated[float | None, typer.Option(help="Seconds after which an item is taken to hang.")] = None,
 ) -> None:
     """Check, then time, every version at every declared shape on a GPU; records are kept as they come."""
+    from tqdm import tqdm
+
     from perflab.device import this_gpu
     from perflab.gpus import gpu as find_gpu
     from perflab.measuring import measure as measured
@@ -153,11 +156,15 @@ def measure(
     if dry_run:
         return
     store = RecordStore(workspace().records)
-    if on:
-        measure_over_ssh(plan, folder, on, on_record=lambda record: store.add([record]), on_note=typer.echo)
-        return
-    with Worker() as worker:
-        measured(plan, worker, on_record=lambda record: store.add([record]), on_note=typer.echo)
+    bar = tqdm(total=round(plan.estimate_seconds), unit="s", desc=study, disable=None, leave=False,
+               bar_format="{desc}: {percentage:3.0f} % of about {total:.0f} s |{bar}| {elapsed} gone")
+    watch: dict[str, Any] = {"on_note": bar.write, "on_progress": bar.update, "item_limit_seconds": item_limit}
+    with bar:
+        if on:
+            measure_over_ssh(plan, folder, on, on_record=lambda record: store.add([record]), **watch)
+            return
+        with Worker() as worker:
+            measured(plan, worker, on_record=lambda record: store.add([record]), **watch)
 
 
 @app.command()
@@ -207,6 +214,46 @@ def notebooks(names: Annotated[list[str] | None, typer.Argument(help="Only these
     from perflab.workspaces import workspace
 
     rerun(workspace().root, names)
+
+
+@app.command()
+def compare(
+    over: Annotated[str, typer.Argument(help="A .jsonl file of records, a folder of them, or a git commit.")],
+    this: Annotated[str, typer.Argument(help="The same, to be compared with the first.")],
+    hot: Annotated[bool, typer.Option("--hot", help="Compare the hot times; else the cold ones.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="For a pull request.")] = False,
+) -> None:
+    """What became faster or slower between two sets of records, or cannot be told apart; exit code 1 on a regression."""
+    from perflab.comparison import compare_records, record_set
+    from perflab.workspaces import workspace
+
+    found = compare_records(record_set(over, workspace()), record_set(this, workspace()), hot)
+    typer.echo(found.markdown() if markdown else str(found))
+    if not found.rows:
+        raise PerflabError(f"{over} and {this} hold no timing of the same version, dtype, shape and GPU: nothing was compared")
+    if found.regressions:
+        raise typer.Exit(1)
+
+
+@app.command()
+def export(
+    study: str,
+    format: Annotated[str, typer.Option("--format", help="nvbench (its JSON) or csv.")] = "csv",
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="The file to write; else it is printed.")] = None,
+) -> None:
+    """A study's newest timings for other tools; nvbench's raw samples are written only beside a file."""
+    from perflab.exports import export_text, write_export
+    from perflab.records import RecordFile
+    from perflab.workspaces import workspace
+
+    workspace().study_folder(study)  # an unknown one is an error that lists those there are
+    files = sorted(workspace().records.glob(f"*/{study}.jsonl"))
+    records = [record for file in files for record in RecordFile(file).read()]
+    if output is None:
+        typer.echo(export_text(records, format), nl=False)
+    else:
+        write_export(records, format, output)
+        typer.echo(f"written: {output}, {output.stat().st_size:,} B")
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ import importlib
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -31,6 +32,14 @@ class DeviceFault(PerflabError):
     """The GPU stopped a kernel. The process's GPU context is lost with it: go on in a fresh process."""
 
 
+@dataclass(frozen=True, eq=False)
+class HostArray:
+    """Memory of the host that kernels see while they run: as a numpy array here, by address (uint64) there."""
+
+    array: np.ndarray
+    address: Any
+
+
 class Device(Protocol):
     """What perflab asks of a GPU. Buffers, functions and events are opaque; work is queued in order on one stream."""
 
@@ -39,6 +48,9 @@ class Device(Protocol):
 
     def upload(self, array: np.ndarray) -> Any:
         """A new buffer on the GPU with the array's values. PerflabError if the memory does not suffice."""
+
+    def allocate(self, shape: Sequence[int], dtype: str) -> Any:
+        """A new buffer whose values are not set. PerflabError if the memory does not suffice."""
 
     def download(self, buffer: Any) -> np.ndarray:
         """The buffer's values; waits for the work queued before."""
@@ -52,6 +64,9 @@ class Device(Protocol):
     def launcher(self, function: Any, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Any],
                  dynamic_shared: int) -> Callable[[], None]:
         """A function that queues this launch. arguments: buffers, and numpy scalars of the parameter's exact type."""
+
+    def host_array(self, dtype: str, count: int) -> HostArray:
+        """Zeroed memory that the host and running kernels both see at once."""
 
     def new_event(self) -> Any:
         """An event to record."""
@@ -137,6 +152,12 @@ class CupyDevice:
         with self._in_words(f"a buffer of {array.nbytes:,} B"):
             return self._cupy.array(array, order="C")
 
+    def allocate(self, shape: Sequence[int], dtype: str) -> Any:
+        import numpy as np
+
+        with self._in_words(f"a buffer of {np.prod(shape, dtype=object) * np.dtype(dtype).itemsize:,} B"):
+            return self._cupy.empty(tuple(shape), dtype)
+
     def download(self, buffer: Any) -> np.ndarray:
         with self._in_words("the copy back"):
             return buffer.get()
@@ -180,6 +201,15 @@ class CupyDevice:
                                f"memory; this GPU allows a block {most:,} B together")
         if static + dynamic_shared > DEFAULT_SHARED_BYTES:
             function.max_dynamic_shared_size_bytes = max(dynamic_shared, function.max_dynamic_shared_size_bytes)
+
+    def host_array(self, dtype: str, count: int) -> HostArray:
+        import numpy as np
+
+        size = count * np.dtype(dtype).itemsize
+        memory = self._cupy.cuda.alloc_pinned_memory(size)  # with unified addressing the GPU sees it at the same address
+        array = np.frombuffer(memory, dtype, count)
+        array[:] = 0
+        return HostArray(array, np.uint64(memory.ptr))
 
     def new_event(self) -> Any:
         return self._cupy.cuda.Event()

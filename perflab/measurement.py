@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from perflab import tables
 from perflab.gpus import Gpu
 from perflab.origins import Origin, join
+from perflab.roofline import Point, datasheet_roofs
 from perflab.studies import Work
 from perflab.tables import Shown, Table
-from perflab.timing import Timing
+from perflab.timing import Series, Timing
 
 CALCULATED = Origin("calculated", "the shape's exact formula")
 
@@ -33,6 +34,7 @@ class Measurement(Shown):
     asked_bytes: int | None
     measured_on: str
     stale: tuple[str, ...]
+    dtype: str = "float32"
 
     @property
     def seconds(self) -> float:
@@ -66,22 +68,45 @@ class Measurement(Shown):
         return Origin("measured", f"{self.gpu.name}, {self.measured_on}, {self.timing.method}")
 
     def table(self) -> Table:
-        """Cold, hot and empty-launch times, and the rates that follow from the cold median."""
+        """Cold, hot and empty-launch times, and the rates that follow from each median."""
         peak = self.gpu.memory_bytes_per_second
         rows = []
-        for label, series in (("cold L2", self.timing.cold), ("hot L2", self.timing.hot)):
-            low, high = series.interval_seconds
-            useful = self.work.bytes / series.median_seconds
-            ends = (f"{100 * (end / series.median_seconds - 1):+.2f}" for end in (low, high))
-            rows.append((label, tables.seconds(series.median_seconds), " to ".join(ends) + " %",
-                         len(series.samples_seconds), tables.bytes_per_second(useful),
-                         tables.percent(useful / peak if peak else None),
-                         tables.flops_per_second(self.work.flops / series.median_seconds), series.stopped))
-        empty = f"an empty kernel measured the same way: {tables.seconds(self.timing.empty_launch_seconds)}, not subtracted"
-        notes = [empty, *(f"STALE: {reason}" for reason in self.stale)]
+        for label, series in self._series():
+            middle, (low, high) = series.median_seconds, series.interval_seconds
+            ends = (f"{100 * (end / middle - 1):+.2f}" for end in (low, high))
+            useful = self.work.bytes / middle
+            rows.append((label, tables.seconds(middle), " to ".join(ends) + " %", tables.seconds(min(series.samples_seconds)),
+                         tables.seconds(series.iqr_seconds), len(series.samples_seconds), tables.bytes_per_second(useful),
+                         tables.percent(useful / peak if peak else None), tables.flops_per_second(self.work.flops / middle)))
         return Table(f"{self.version} on {self.gpu.name}, {describe(self.shape)}",
-                     ("", "median", "95 % interval", "samples", "useful", "of DRAM peak", "rate", "stopped"), rows,
-                     join(self.origin, CALCULATED), notes)
+                     ("", "median", "95 % interval", "minimum", "IQR", "samples", "useful", "of DRAM peak", "rate"), rows,
+                     join(self.origin, CALCULATED), list(self._notes()))
+
+    def _series(self) -> tuple[tuple[str, Series], tuple[str, Series]]:
+        return ("cold L2", self.timing.cold), ("hot L2", self.timing.hot)
+
+    def _notes(self) -> Iterator[str]:
+        """What a reader must know of how the numbers came to be, and what is wrong with them."""
+        timing = self.timing
+        yield (f"an empty kernel timed the same ways: {tables.seconds(timing.empty_launch_seconds)} cold, "
+               f"{tables.seconds(timing.empty_hot_seconds)} hot; not subtracted")
+        clocks = [f"{label} {series.sm_hz / 1e6:,.0f} MHz" for label, series in self._series() if series.sm_hz]
+        yield "; ".join([f"{label} ended: {series.stopped}" for label, series in self._series()] +
+                        (["SM clock " + ", ".join(clocks)] if clocks else []))
+        if timing.together:
+            yield f"interleaved with {', '.join(timing.together)}"
+        yield from (f"part {name}: {tables.seconds(seconds)} cold" for name, seconds in timing.parts)
+        if not timing.held:
+            yield "the launch gap is inside: the work waits for the GPU itself"
+        if throttle := timing.clocks_after.get("throttle"):
+            yield f"the clock was held down after the samples: {', '.join(throttle)}"
+        roofs = datasheet_roofs(self.gpu, self.dtype)
+        for label, series in self._series() if {"", "DRAM"} <= {roof.level for roof in roofs} else ():
+            name, work = f"{self.version}, {label}", self.work
+            point = Point(name, work.flops, work.bytes, series.median_seconds, origin=self.origin)
+            if diagnosis := point.bound(roofs, self.gpu.l2_bytes).diagnosis:
+                yield diagnosis
+        yield from (f"STALE: {reason}" for reason in self.stale)
 
 
 def describe(shape: Any) -> str:

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from perflab.errors import PerflabError
 from perflab.planning import Plan, PlanItem, shape_labels
 from perflab.records import Record, canonical_gpu
 from perflab.studies import SCALAR_TYPES, Study, inputs_hash, load_study
-from perflab.timing import Stopwatch, TimingSpec
+from perflab.timing import Stopwatch, TimingSpec, Work
 from perflab.worker import Worker, WorkerError
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 DESCRIBE_SECONDS = 120  # the first CUDA call of a machine can take long
 LEAST_LIMIT_SECONDS = 120
+ALLOCATIONS = 2  # of all of a version's memory: where it lies can matter by a percent
 
 
 # ---------------------------------------------------------------- one item on a device
@@ -41,23 +43,39 @@ class Bench:
         self._stopwatch: Stopwatch | None = None
         self._host: tuple[str, Any, dict[str, np.ndarray], Mapping[str, np.ndarray]] | None = None
 
-    def run_item(self, item: PlanItem, binaries: Mapping[str, Binary], tools: Binary,
-                 spec: TimingSpec) -> Iterator[dict[str, Any]]:
-        """Yield {kind, payload, clocks}: the check; then, only if it passed, the timing."""
-        shape, inputs, want = self._host_data(item)
-        memory = {name: self.device.upload(array) for name, array in inputs.items()}  # anew: a kernel may spoil them
-        for name, buffer in item.buffers.items():
-            memory[name] = self.device.upload(poison(tuple(buffer["shape"]), buffer["dtype"]))
-        launch = self._launcher(item, binaries, memory)
-        launch()
-        self.device.synchronize()
-        got = {name: self.device.download(memory[name]) for name, b in item.buffers.items() if b["role"] == "output"}
-        check = check_outputs(self.study, item.version, shape, got, want)
-        yield {"kind": "check", "payload": check.to_dict(), "clocks": self.device.clocks()}
-        if check.passed:
+    def run_group(self, items: Sequence[PlanItem], binaries: Mapping[str, Binary], tools: Binary) -> Iterator[dict[str, Any]]:
+        """The versions of one shape: yield {item, kind, payload, clocks}, every check first; then the timings of those that
+        passed, interleaved, on ALLOCATIONS sets of memory each."""
+        shape, inputs, want = self._host_data(items[0])
+        right: dict[int, Work] = {}
+        for place, item in enumerate(items):
+            memory = [self._memory(item, inputs) for _ in range(ALLOCATIONS)]
+            work = self._work(item, binaries, memory)
+            work.run(0)
+            self.device.synchronize()
+            got = {name: self.device.download(memory[0][name]) for name, b in item.buffers.items() if b["role"] == "output"}
+            check = check_outputs(self.study, item.version, shape, got, want)
+            yield {"item": place, "kind": "check", "payload": check.to_dict(), "clocks": self.device.clocks()}
+            if check.passed:
+                right[place] = work
+        if right:
             self._stopwatch = self._stopwatch or Stopwatch(self.device, tools.cubin)
-            timing = self._stopwatch.time(launch, spec)
-            yield {"kind": "timing", "payload": timing.to_dict(), "clocks": dict(timing.clocks_after)}
+            named = {items[place].version: work for place, work in right.items()}
+            timings = self._stopwatch.compare(named, TimingSpec(**items[0].spec))
+            for place in right:
+                timing = timings[items[place].version]
+                yield {"item": place, "kind": "timing", "payload": timing.to_dict(), "clocks": dict(timing.clocks_after)}
+
+    def _memory(self, item: PlanItem, inputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """Inputs, anew since a kernel may spoil them, and poisoned buffers."""
+        memory = {name: self.device.upload(array) for name, array in inputs.items()}
+        for name, buffer in item.buffers.items():
+            if buffer["role"] == "output":
+                memory[name] = self.device.upload(poison(tuple(buffer["shape"]), buffer["dtype"]))
+            else:  # scratch can be large, and nobody looks at its values: all bits set, a NaN in every float
+                memory[name] = self.device.allocate(buffer["shape"], buffer["dtype"])
+                self.device.fill(memory[name], 0xFF)
+        return memory
 
     def _host_data(self, item: PlanItem) -> tuple[Any, dict[str, np.ndarray], Mapping[str, np.ndarray]]:
         key = json.dumps(item.shape, sort_keys=True)
@@ -71,21 +89,20 @@ class Bench:
             self._host = key, shape, inputs, self.study.reference(shape, inputs)
         return self._host[1:]
 
-    def _launcher(self, item: PlanItem, binaries: Mapping[str, Binary], memory: Mapping[str, Any]) -> Callable[[], None]:
-        launchers = []
+    def _work(self, item: PlanItem, binaries: Mapping[str, Binary], memory: Sequence[Mapping[str, Any]]) -> Work:
+        """The item's launches on each set of memory."""
         for launch in item.launches:
             key = launch["binary"], launch["entry"]
             if key not in self._functions:
                 self._functions[key] = self.device.load(binaries[key[0]].cubin, key[1])
-            arguments = [memory[a] if isinstance(a, str) else _scalar(a) for a in launch["arguments"]]
-            launchers.append(self.device.launcher(self._functions[key], launch["grid"], launch["block"], arguments,
-                                                  launch["dynamic_shared"]))
 
-        def launch_all() -> None:
-            for one in launchers:
-                one()
+        def launcher(launch: Mapping[str, Any], where: Mapping[str, Any]) -> Callable[[], None]:
+            arguments = [where[a] if isinstance(a, str) else _scalar(a) for a in launch["arguments"]]
+            function = self._functions[launch["binary"], launch["entry"]]
+            return self.device.launcher(function, launch["grid"], launch["block"], arguments, launch["dynamic_shared"])
 
-        return launchers[0] if len(launchers) == 1 else launch_all
+        allocations = tuple(tuple(launcher(launch, where) for launch in item.launches) for where in memory)
+        return Work(allocations, tuple(launch["entry"] for launch in item.launches))
 
 
 def _scalar(argument: Mapping[str, Any]) -> Any:
@@ -100,12 +117,11 @@ def _bench(folder: str) -> Bench:
     return Bench(open_device(), load_study(Path(folder)))
 
 
-def measure_task(folder: str, item: Mapping[str, Any], binaries: Mapping[str, Any], tools: Mapping[str, Any],
-                 spec: Mapping[str, Any], progress: Callable[[Any], None]) -> dict[str, Any]:
-    """The worker's task "measure": one item. Each result goes out as progress as soon as it is there."""
+def measure_task(folder: str, items: Sequence[Mapping[str, Any]], binaries: Mapping[str, Any], tools: Mapping[str, Any],
+                 progress: Callable[[Any], None]) -> dict[str, Any]:
+    """The worker's task "measure": the items of one shape. Each result goes out as progress as soon as it is there."""
     loaded = {key: Binary.from_dict(binary) for key, binary in binaries.items()}
-    given = PlanItem.from_dict(item), loaded, Binary.from_dict(tools), TimingSpec(**spec)
-    for found in _bench(folder).run_item(*given):
+    for found in _bench(folder).run_group(list(map(PlanItem.from_dict, items)), loaded, Binary.from_dict(tools)):
         progress(found)
     return {}
 
@@ -129,43 +145,56 @@ class Outcome:
 
 
 def measure(plan: Plan, worker: Worker, on_record: Callable[[Record], object], on_note: Callable[[str], object] = print,
-            budget_seconds: float | None = None, item_limit_seconds: float | None = None) -> Outcome:
-    """Run a plan in `worker`, which finds the study in plan.folder; each record is handed over when its item ends.
+            budget_seconds: float | None = None, item_limit_seconds: float | None = None,
+            on_progress: Callable[[float], object] = lambda seconds: None) -> Outcome:
+    """Run a plan in `worker`, which finds the study in plan.folder; the versions of a shape are timed together.
 
-    An item during which the worker dies, hangs or is refused is noted, and the next goes on in a fresh worker. Ctrl-C,
-    or the next item not fitting in budget_seconds, ends the run; what was taken stays. Raises PerflabError if the machine
-    has no GPU, or one that cannot run the plan's code, or no longer answers.
+    Each record is handed over as soon as its group ends. A group during which the worker dies, hangs or is refused is taken
+    apart, so that the item at fault is noted and the others are measured. Ctrl-C, or the next group not fitting in
+    budget_seconds, ends the run; what was taken stays. on_progress gets the estimate of what is done, in seconds. Raises
+    PerflabError if the machine has no GPU, or one that cannot run the plan's code, or no longer answers.
     """
-    begin, early = time.monotonic(), ""
-    records, done, failed = 0, 0, []
+    begin = time.monotonic()
     device = _describe(worker)
     _refuse_other_architecture(plan, device)
     if canonical_gpu(device["name"]) != canonical_gpu(plan.gpu):
         on_note(f"planned for {plan.gpu}, measured on {device['name']}: launches and estimates are the former's")
+    labels = dict(zip(map(_key, plan.items), shape_labels([item.shape for item in plan.items]), strict=True))
+    waiting = [list(group) for _, group in groupby(plan.items, key=lambda item: json.dumps(item.shape, sort_keys=True))]
+    records, done, failed, early = 0, 0, list[str](), ""
     try:
-        for item, label in zip(plan.items, shape_labels([item.shape for item in plan.items]), strict=True):
-            if budget_seconds is not None and time.monotonic() - begin + item.estimate_seconds > budget_seconds:
-                early = f"the next one's {item.estimate_seconds:.0f} s do not fit into the {budget_seconds:g} s allowed"
+        while waiting and not early:
+            group = waiting[0]
+            seconds = sum(item.estimate_seconds for item in group)
+            if budget_seconds is not None and time.monotonic() - begin + seconds > budget_seconds:
+                early = f"the next {seconds:.0f} s do not fit into the {budget_seconds:g} s allowed"
                 break
-            name = f"{item.version}, {label}"
-            results, problem = _take(plan, item, worker, item_limit_seconds)
-            for found in results:
-                _hand_over(_record(plan, item, device, found), on_record, on_note)
-                on_note(_in_words(name, found))
-                records += 1
+            results, problem = _take(plan, group, worker, item_limit_seconds)
+            waiting.pop(0)
+            if problem and len(group) > 1:  # nothing is handed over twice: the group is measured again, one by one
+                waiting[:0] = [[item] for item in group]
+            else:
+                for found in results:
+                    _hand_over(_record(plan, group[found["item"]], device, found), on_record, on_note)
+                    on_note(_in_words(f"{group[found['item']].version}, {labels[_key(group[found['item']])]}", found))
+                records, done = records + len(results), done + (0 if problem else len(group))
+                on_progress(seconds)
             if problem:
-                failed.append(f"{name}: {problem}")
-                on_note(f"FAILED  {failed[-1]}")
+                if len(group) == 1:
+                    failed.append(f"{group[0].version}, {labels[_key(group[0])]}: {problem}")
+                    on_note(f"FAILED  {failed[-1]}")
                 worker.stop()  # a fault takes the process's GPU context with it
                 _describe(worker)
-            else:
-                done += 1
     except KeyboardInterrupt:
         early = "Ctrl-C"
         worker.stop()
     outcome = Outcome(records, done, tuple(failed), len(plan.items) - done - len(failed), early)
     on_note(str(outcome))
     return outcome
+
+
+def _key(item: PlanItem) -> tuple[str, str]:
+    return item.version, json.dumps(item.shape, sort_keys=True)
 
 
 def _describe(worker: Worker) -> dict[str, Any]:
@@ -191,14 +220,15 @@ def runs_on(architecture: str, capability: str) -> bool:
     return here == number if architecture.endswith("a") else here[:-1] == number[:-1] and here[-1] >= number[-1]
 
 
-def _take(plan: Plan, item: PlanItem, worker: Worker, limit_seconds: float | None) -> tuple[list[Any], Exception | None]:
-    """Measure one item in the worker: its results, also those from before a failure, and the failure."""
+def _take(plan: Plan, group: Sequence[PlanItem], worker: Worker,
+          limit_seconds: float | None) -> tuple[list[Any], Exception | None]:
+    """Measure the items of one shape in the worker: their results, also those from before a failure, and the failure."""
     results: list[Any] = []
-    used = {launch["binary"] for launch in item.launches}
+    used = {launch["binary"] for item in group for launch in item.launches}
+    limit = limit_seconds or max(LEAST_LIMIT_SECONDS, 20 * sum(item.estimate_seconds for item in group))
     try:
-        worker.call("measure", limit_seconds or max(LEAST_LIMIT_SECONDS, 20 * item.estimate_seconds), results.append,
-                    folder=str(plan.folder), item=asdict(item), spec=asdict(plan.spec), tools=plan.tools.to_dict(),
-                    binaries={key: plan.binaries[key].to_dict() for key in used})
+        worker.call("measure", limit, results.append, folder=str(plan.folder), items=[asdict(item) for item in group],
+                    tools=plan.tools.to_dict(), binaries={key: plan.binaries[key].to_dict() for key in used})
     except (WorkerError, PerflabError) as error:
         return results, error
     return results, None

@@ -100,7 +100,7 @@ def main(folder: str, arguments: Sequence[str] | None = None) -> int:
         return 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a batch system's end of time: as Ctrl-C
     try:
-        outcome = _run(plan, folder, RecordFile(chosen.output), chosen.limit_seconds)
+        outcome = _run(plan, folder, RecordFile(chosen.output), chosen.limit_seconds, chosen.item_limit_seconds)
     except PerflabError as error:
         print(error, file=sys.stderr)
         return 2
@@ -114,11 +114,13 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="measure; what the output file already holds is not measured again")
     run.add_argument("-o", "--output", required=True, help="file of records; an item's are appended when it ends")
     run.add_argument("--limit-seconds", type=float, help="start nothing that would end later than this")
+    run.add_argument("--item-limit-seconds", type=float, help="end an item that takes longer: it hangs")
     commands.add_parser("worker", help="serve tasks on stdin and stdout; `run` and ssh start it")
     return parser
 
 
-def _run(plan: Plan, folder: str, output: RecordFile, limit_seconds: float | None) -> Outcome:
+def _run(plan: Plan, folder: str, output: RecordFile, limit_seconds: float | None,
+         item_limit_seconds: float | None = None) -> Outcome:
     """Measure what `output` does not hold yet, in a worker process of this same file."""
     with Worker([sys.executable, str(Path(folder) / "__main__.py"), "worker"]) as worker:
         name = worker.call("describe", UPLOAD_SECONDS)["name"]
@@ -126,7 +128,8 @@ def _run(plan: Plan, folder: str, output: RecordFile, limit_seconds: float | Non
         if len(rest.items) < len(plan.items):
             print(f"{len(plan.items) - len(rest.items)} of {len(plan.items)} items are in {output.path} already")
         print(rest, flush=True)
-        return measure(rest, worker, output.append, _print_now, budget_seconds=limit_seconds)
+        return measure(rest, worker, output.append, _print_now, budget_seconds=limit_seconds,
+                       item_limit_seconds=item_limit_seconds)
 
 
 def _print_now(line: str) -> None:
@@ -153,11 +156,11 @@ def _end_with_input() -> None:
 # ---------------------------------------------------------------- over ssh
 def measure_over_ssh(plan: Plan, study_folder: Path, url: str, on_record: Callable[[Record], object],
                      on_note: Callable[[str], object] = print, ssh_command: Sequence[str] = SSH,
-                     python: str = "python3") -> Outcome:
+                     python: str = "python3", **more: Any) -> Outcome:
     """Measure a plan on the machine behind `ssh://user@box:port`; the records of an item arrive here when it ends.
 
     The box needs Python 3.11, numpy, CuPy, nvidia-ml-py and a driver, and ssh a key for it. `python` is the command there,
-    as a shell reads it. Nothing stays there. Raises PerflabError if the box cannot be reached.
+    as a shell reads it; `more`: what `measure` takes besides. Nothing stays there. Raises PerflabError if the box cannot be reached.
     """
     if not re.fullmatch("ssh://[^-/][^/]*", url):
         raise PerflabError(f'"{url}" names no machine: write ssh://box, ssh://user@box or ssh://user@box:port')
@@ -166,7 +169,7 @@ def measure_over_ssh(plan: Plan, study_folder: Path, url: str, on_record: Callab
         _unpacked_there(reach, python, _zipped(plan, study_folder), on_note) as there,
         Worker([*reach, f"{python} {shlex.quote(there + '/__main__.py')} worker"]) as worker,
     ):
-        return measure(replace(plan, folder=Path(there) / "kernels" / plan.study), worker, on_record, on_note)
+        return measure(replace(plan, folder=Path(there) / "kernels" / plan.study), worker, on_record, on_note, **more)
 
 
 @contextlib.contextmanager

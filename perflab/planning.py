@@ -33,6 +33,7 @@ class PlanItem:
 
     launches: [{binary: key into Plan.binaries, entry, grid, block, dynamic_shared, arguments}]
     buffers:  {name: {role: output or scratch, shape, dtype}}
+    spec:     the fields of TimingSpec for this shape
     why:      why it is in the plan; estimate_from: recorded or modelled
     """
 
@@ -43,6 +44,7 @@ class PlanItem:
     launches: Sequence[Mapping[str, Any]]
     buffers: Mapping[str, Mapping[str, Any]]
     identity: Identity
+    spec: Mapping[str, Any]
     why: str
     estimate_seconds: float
     estimate_from: str
@@ -149,17 +151,18 @@ def make_plan(study: Study, folder: Path, gpu: Gpu, versions: Sequence[str] | No
     skipped = []
     chosen = [study.version(name) for name in versions] if versions is not None else study.versions
     for shape in study.all_shapes if shapes is None else shapes:
-        work = study.work(shape)
-        host_seconds = work.flops / HOST_FLOPS + work.bytes / HOST_BYTES_PER_SECOND  # once a shape
+        own_spec = replace(spec, **(study.spec(shape) if study.spec else {}))
+        whole = study.work(shape)
+        host_seconds = whole.flops / HOST_FLOPS + whole.bytes / HOST_BYTES_PER_SECOND  # once a shape
         for version in chosen:
             try:
-                item, its_binaries = _item(study, version, shape, gpu)
+                item, its_binaries = _item(study, version, shape, gpu, own_spec)
             except NotApplicable as reason:
                 skipped.append((version.name, shape_sizes(shape), str(reason)))
                 continue
             why = _why(item, gpu, store) if only_stale and store else "asked"
             if why:
-                seconds, source = _estimate(item, work, gpu, spec, store)
+                seconds, source = _estimate(item, study.work_of(version.name, shape), gpu, own_spec, store)
                 total = round(seconds + host_seconds, 3)
                 items.append(replace(item, why=why, estimate_seconds=total, estimate_from=source))
                 binaries |= its_binaries
@@ -169,7 +172,7 @@ def make_plan(study: Study, folder: Path, gpu: Gpu, versions: Sequence[str] | No
                 folder)
 
 
-def _item(study: Study, version: Version, shape: Any, gpu: Gpu) -> tuple[PlanItem, dict[str, Binary]]:
+def _item(study: Study, version: Version, shape: Any, gpu: Gpu, spec: TimingSpec) -> tuple[PlanItem, dict[str, Binary]]:
     """One item, without why and how long, and its cubins."""
     buffers = study.buffers(shape, gpu)
     known = {*study.inputs(shape), *buffers}
@@ -184,7 +187,9 @@ def _item(study: Study, version: Version, shape: Any, gpu: Gpu) -> tuple[PlanIte
     made = {name: {"role": "output" if isinstance(b, Output) else "scratch", "shape": list(b.shape), "dtype": b.dtype}
             for name, b in buffers.items()}
     identity = identity_of(study, version, shape, gpu)
-    return PlanItem(study.name, version.name, shape_sizes(shape), study.dtype, launches, made, identity, "", 0.0, ""), binaries
+    item = PlanItem(study.name, version.name, shape_sizes(shape), study.dtype, launches, made, identity, asdict(spec), "", 0.0,
+                    "")
+    return item, binaries
 
 
 def _bare(binary: Binary) -> Binary:

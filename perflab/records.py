@@ -258,18 +258,25 @@ class RecordStore:
         """The file of one study on one GPU; it need not exist."""
         return RecordFile(self.folder / gpu_slug(gpu_name) / f"{study}.jsonl")
 
-    def find(self, study: str, version: str, shape: Any, gpu_name: str, kind: str = "timing",
-             dtype: str = "float32") -> Record | None:
+    def find(self, study: str, version: str, shape: Any, gpu_name: str, kind: str = "timing", dtype: str = "float32",
+             rival: str | None = None) -> Record | None:
         """The latest such record, stale or not; None if there is none. `shape` is a dataclass or {size: value}."""
+        return self._newest(study, gpu_name).get(_key(version, shape, kind, dtype, rival))
+
+    def newest(self, study: str, gpu_name: str) -> list[Record]:
+        """The latest record of each version or rival, shape, kind and dtype of a study on a GPU."""
+        return list(self._newest(study, gpu_name).values())
+
+    def _newest(self, study: str, gpu_name: str) -> Mapping[Key, Record]:
         file = self.file(study, gpu_name)
         if not file.path.exists():
-            return None
+            return {}
         status = file.path.stat()
         stamp = status.st_mtime_ns, status.st_size
         if file.path not in self._latest or self._latest[file.path][0] != stamp:
             by_time = sorted(file.read(), key=lambda record: record.utc)  # stable: at one instant the later line wins
             self._latest[file.path] = stamp, {_key(r.version, r.shape, r.kind, r.dtype, r.rival): r for r in by_time}
-        return self._latest[file.path][1].get(_key(version, shape, kind, dtype))
+        return self._latest[file.path][1]
 
     def add(self, records: Iterable[Record]) -> None:
         """Append records, each to the file of its own study and GPU."""

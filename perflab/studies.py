@@ -201,6 +201,8 @@ class Version:
 
     launches(shape, gpu) -> list of Launch; raises NotApplicable where it cannot run.
     asked_bytes(shape)   -> bytes its global loads and stores ask for, by the kernel's own loops (None: not stated).
+    work(shape)          -> its own Work, where versions do not all do the study's (None: they do).
+    outputs: the outputs it writes and is checked by (None: all of the study's).
     sequence(shape)      -> terms that one float32 accumulator adds in sequence: what the tolerance scales with.
     """
 
@@ -211,6 +213,8 @@ class Version:
     prediction: Prediction | None = None
     asked_bytes: Callable[[Any], int] | None = None
     sequence: Callable[[Any], int] = lambda shape: 1
+    work: Callable[[Any], Work] | None = None
+    outputs: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -224,6 +228,7 @@ class Study:
     work       (shape) -> Work
     tolerances (shape, sequence) -> {output name: Tolerance}
     facts      (shape) -> {label: value} for parity lines and titles
+    spec       (shape) -> {field of TimingSpec: value} where a shape is timed otherwise than usual
     """
 
     name: str
@@ -238,6 +243,7 @@ class Study:
     facts: Callable[[Any], Mapping[str, Any]]
     versions: tuple[Version, ...]
     bundles: Mapping[str, Any] = field(default_factory=dict)
+    spec: Callable[[Any], Mapping[str, Any]] | None = None
     dtype: str = "float32"
     seed: int = INPUT_SEED
 
@@ -252,6 +258,10 @@ class Study:
             if version.name == name:
                 return version
         raise unknown(f"version of {self.name}", name, (v.name for v in self.versions))
+
+    def work_of(self, version: str, shape: Any) -> Work:
+        """What a version does at a shape: its own work where it states one, else the study's."""
+        return (self.version(version).work or self.work)(shape)
 
     def make_shape(self, **sizes: Any) -> Any:
         """A shape from keyword sizes; what is not named keeps its default. Unknown names and wrong types are errors."""

@@ -119,8 +119,9 @@ class BoundVersion:
 
     def _measurement(self, shape: Any, gpu: Gpu, record: Record) -> Measurement:
         asked = self.version.asked_bytes(shape) if self.version.asked_bytes else None
-        return Measurement(self.name, shape, gpu, Timing.from_dict(record.timing), self.bench.study.work(shape), asked,
-                           record.utc[:10], stale_reasons(record, self.identity(shape, gpu)))
+        work = self.bench.study.work_of(self.name, shape)
+        return Measurement(self.name, shape, gpu, Timing.from_dict(record.timing), work, asked, record.utc[:10],
+                           stale_reasons(record, self.identity(shape, gpu)), self.bench.study.dtype)
 
     def check(self, shape: Any, gpu: str | Gpu | None = None) -> Check:
         """The recorded comparison with the float64 reference at a shape. No record is an error."""

@@ -18,10 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from perflab.device import DeviceFault
+from perflab.device import DeviceFault, HostArray
 from perflab.errors import PerflabError
+from perflab.timing import HOLD_SECONDS
 
 LAUNCH_GAP_SECONDS = 5e-6
+SM_HZ = 1.98e9
 
 
 @dataclass
@@ -29,7 +31,8 @@ class Kernel:
     """How a fake kernel behaves.
 
     compute: "module:function" of (grid, block, arguments, dynamic_shared), writes into arrays; None writes nothing
-    does:    "" or what goes wrong when it runs: "fault", "die" (the process is killed), "hang"
+    does:    "" or what goes wrong when it runs: "fault", "die" (the process is killed), "hang", "wait" (for the GPU)
+    drift:   how much longer each launch takes than the one before, as a fraction of the first
     slower_at_first: the first launch takes so many times longer, the next ones ever less: clocks that rise
     """
 
@@ -38,6 +41,7 @@ class Kernel:
     noise: float = 0.0
     does: str = ""
     slower_at_first: float = 1.0
+    drift: float = 0.0
     launches: int = 0
 
     def run(self, *arguments: Any) -> None:
@@ -48,7 +52,7 @@ class Kernel:
     def next_seconds(self, chance: random.Random) -> float:
         extra = (self.slower_at_first - 1) * math.exp(-self.launches / 20)
         self.launches += 1
-        return self.seconds * (1 + extra) * (1 + self.noise * chance.uniform(-1, 1))
+        return self.seconds * (1 + extra + self.drift * self.launches) * (1 + self.noise * chance.uniform(-1, 1))
 
 
 class FakeGpu:
@@ -56,7 +60,7 @@ class FakeGpu:
 
     def __init__(
         self, kernels: dict[str, Any] | None = None, name: str = "NVIDIA H200", capability: str = "9.0",
-        memory_bytes: int = 10**9, l2_bytes: int = 1 << 16,
+        memory_bytes: int = 10**9, l2_bytes: int = 1 << 16, throttled_hz: float = 0.0,
     ) -> None:
         tools = {"perflab_empty": Kernel(seconds=1e-6), "perflab_read": Kernel(seconds=3e-5)}
         given = {part: k if isinstance(k, Kernel) else Kernel(**k) for part, k in (kernels or {}).items()}
@@ -65,6 +69,9 @@ class FakeGpu:
         self.memory_bytes, self.used_bytes = memory_bytes, 0
         self.now, self.chance = 0.0, random.Random(7)
         self.log: list[tuple[Any, ...]] = []
+        self.hz = throttled_hz or SM_HZ
+        self.host: dict[int, HostArray] = {}
+        self.flag: np.ndarray | None = None  # of the hold that keeps the stream busy
         self.broken = ""
         self.cubins: list[bytes] = []
 
@@ -77,6 +84,9 @@ class FakeGpu:
         if array.nbytes > self.memory_bytes:
             raise PerflabError(f"a buffer of {array.nbytes:,} B does not fit: the GPU has {self.memory_bytes:,} B free")
         return np.array(array)
+
+    def allocate(self, shape: Sequence[int], dtype: str) -> np.ndarray:
+        return self.upload(np.empty(tuple(shape), dtype))
 
     def download(self, buffer: np.ndarray) -> np.ndarray:
         self.synchronize()
@@ -97,15 +107,38 @@ class FakeGpu:
 
         def launch() -> None:
             self.log.append(("launch", function))
+            if function in ("perflab_hold", "perflab_clock"):
+                self._tool(function, int(arguments[0]))
+                return
             self._act(kernel)
             kernel.run(grid, block, arguments, dynamic_shared)
-            self.now += LAUNCH_GAP_SECONDS + kernel.next_seconds(self.chance)
+            gap = 0.0 if self.is_held() else LAUNCH_GAP_SECONDS  # queued work starts without the host
+            self.now += gap + kernel.next_seconds(self.chance) * SM_HZ / self.hz
 
         return launch
+
+    def host_array(self, dtype: str, count: int) -> HostArray:
+        made = HostArray(np.zeros(count, dtype), np.uint64(4096 * (1 + len(self.host))))
+        self.host[int(made.address)] = made
+        return made
+
+    def is_held(self) -> bool:
+        return self.flag is not None and self.flag[0] == 0
+
+    def _tool(self, function: str, address: int) -> None:
+        array = self.host[address // 4096 * 4096].array
+        if function == "perflab_hold":
+            self.flag = array
+        else:
+            array[address % 4096 // 8 :][:2] = int(self.now * self.hz), int(self.now * 1e9)
 
     def _act(self, kernel: Kernel) -> None:
         if kernel.does == "die":
             os.kill(os.getpid(), signal.SIGKILL)
+        if kernel.does == "wait" and self.is_held():
+            assert self.flag is not None
+            self.flag[0] = -1  # the hold ends by itself
+            self.now += HOLD_SECONDS
         if kernel.does == "hang":
             time.sleep(10_000)
         if kernel.does == "fault":
@@ -127,7 +160,8 @@ class FakeGpu:
             raise DeviceFault(self.broken)
 
     def clocks(self) -> dict[str, Any]:
-        return {"sm_hz": 1.98e9, "memory_hz": 3.2e9, "temperature_celsius": 40, "power_watts": 300.0, "throttle": []}
+        throttle = [] if self.hz == SM_HZ else ["power"]
+        return {"sm_hz": self.hz, "memory_hz": 3.2e9, "temperature_celsius": 40, "power_watts": 300.0, "throttle": throttle}
 
 
 def from_environment() -> FakeGpu:

@@ -18,7 +18,7 @@ from perflab.measuring import Bench, Outcome, measure, runs_on
 from perflab.planning import Plan, PlanItem, identity_of, make_plan
 from perflab.records import Record, RecordStore
 from perflab.studies import load_study
-from perflab.timing import Timing, TimingSpec
+from perflab.timing import Timing
 from perflab.worker import Worker
 
 
@@ -68,7 +68,7 @@ def test_an_argument_that_nobody_declared_is_refused(folder: Path) -> None:
 
 def taken(plan: Plan, device: FakeGpu, folder: Path, index: int = 0) -> list[dict]:
     bench = Bench(device, load_study(folder))
-    return list(bench.run_item(plan.items[index], plan.binaries, plan.tools, TimingSpec.quick()))
+    return list(bench.run_group([plan.items[index]], plan.binaries, plan.tools))
 
 
 def record_of(item: PlanItem, kind: str = "timing", payload: dict | None = None, **identity: str) -> Record:
@@ -144,7 +144,7 @@ def test_a_kernel_that_spoils_its_input_does_not_spoil_the_next_one(folder: Path
     device = FakeGpu({"spoil": Kernel("fake_gpu:spoiling_saxpy"), "plain": Kernel("fake_gpu:saxpy")})
     bench = Bench(device, study)
     for item in plan.items:
-        results = list(bench.run_item(item, plan.binaries, plan.tools, TimingSpec.quick()))
+        results = list(bench.run_group([item], plan.binaries, plan.tools))
         assert [r["kind"] for r in results] == ["check", "timing"], item.version
 
 
@@ -155,7 +155,7 @@ def test_inputs_and_reference_are_made_once_a_shape(folder: Path) -> None:
     device = FakeGpu({"spoil": Kernel("fake_gpu:spoiling_saxpy"), "plain": Kernel("fake_gpu:saxpy")})
     bench = Bench(device, counting)
     for item in plan.items:
-        list(bench.run_item(item, plan.binaries, plan.tools, TimingSpec.quick()))
+        list(bench.run_group([item], plan.binaries, plan.tools))
     assert calls == [4000, 1000]
 
 
@@ -163,7 +163,7 @@ def test_a_study_that_makes_other_inputs_than_the_plan_is_refused(folder: Path) 
     study, plan = planned(folder, "plain")
     bench = Bench(FakeGpu(), replace(study, seed=1))
     with pytest.raises(PerflabError, match="makes other inputs for {'n': 4000}.*pack it, again"):
-        list(bench.run_item(plan.items[0], plan.binaries, plan.tools, TimingSpec.quick()))
+        list(bench.run_group([plan.items[0]], plan.binaries, plan.tools))
 
 
 @pytest.mark.parametrize(
@@ -283,3 +283,26 @@ def test_a_budget_ends_the_run_before_the_item_that_does_not_fit(folder: Path) -
 
 def test_the_tests_leave_the_environment_alone() -> None:
     assert "PERFLAB_DEVICE" not in os.environ
+
+
+# ---------------------------------------------------------------- groups
+def test_the_versions_of_a_shape_are_timed_together_after_all_checks(folder: Path) -> None:
+    study, plan = planned(folder, "plain", "half", "tile")
+    group = [item for item in plan.items if item.shape["n"] == 1000]
+    computes = {name: Kernel(f"fake_gpu:{function}", seconds=1e-3) for name, function in
+                (("plain", "saxpy"), ("half", "half_saxpy"), ("tile", "saxpy"))}
+    results = list(Bench(FakeGpu(computes), study).run_group(group, plan.binaries, plan.tools))
+    assert [(r["item"], r["kind"]) for r in results] == [(0, "check"), (1, "check"), (2, "check"), (0, "timing"), (2, "timing")]
+    assert Timing.from_dict(results[3]["payload"]).together == ("tile",)
+
+
+def test_a_group_with_a_fatal_version_is_taken_apart(folder: Path) -> None:
+    """The one at fault is named; the other is measured all the same, once."""
+    kept, notes = [], []
+    _, plan = planned(folder, "plain", "die")
+    with Worker(env={**os.environ, **ENVIRONMENT}) as worker:
+        outcome = measure(plan, worker, kept.append, notes.append)
+    assert [(r.version, r.kind, r.shape["n"]) for r in kept] == [
+        ("plain", kind, n) for n in (4000, 1000) for kind in ("check", "timing")
+    ]
+    assert len(outcome.failed) == 2 and all(line.startswith("die") for line in outcome.failed) and outcome.left == 0

@@ -156,8 +156,7 @@ def test_a_worker_ends_with_its_input_even_while_it_hangs(folder: Path, tmp_path
                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert worker.stdin is not None
     data = plan.to_dict()
-    payload = {"folder": str(folder), "item": data["items"][0], "spec": data["spec"], "tools": data["tools"],
-               "binaries": data["binaries"]}
+    payload = {"folder": str(folder), "items": data["items"][:1], "tools": data["tools"], "binaries": data["binaries"]}
     worker.stdin.write(json.dumps({"task": "measure", "payload": payload}) + "\n")
     worker.stdin.close()
     assert worker.wait(timeout=60) == 1

@@ -13,7 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perflab.errors import PerflabError
-from perflab.timing import EMPTY, METHOD, READ, TOOLS_SOURCE, Series, Stopwatch, Timing, TimingSpec, median_ranks
+from perflab.timing import (
+    CLOCK,
+    EMPTY,
+    HOLD,
+    METHOD,
+    READ,
+    TOOLS_SOURCE,
+    Series,
+    Stopwatch,
+    Timing,
+    TimingSpec,
+    Work,
+    median_ranks,
+)
 
 
 def outside(count: int, below: int) -> Fraction:
@@ -55,15 +68,81 @@ def timed(kernel: Kernel, spec: TimingSpec | None = None, **gpu: object) -> tupl
     return Stopwatch(device, b"tools", now=lambda: device.now).time(launch, spec or TimingSpec()), device
 
 
-def test_a_steady_kernel_stops_early_at_its_time_and_says_so() -> None:
-    timing, _ = timed(Kernel(seconds=2e-3, noise=0.002))
+def test_a_steady_kernel_stops_early_at_its_own_time_and_says_so() -> None:
+    """Its own: the fake's launch gap of 5 us is not inside, for a 20 us kernel neither."""
+    timing, _ = timed(Kernel(seconds=2e-5, noise=0.002), TimingSpec(min_gpu_seconds=0))
     for series in (timing.cold, timing.hot):
-        assert series.median_seconds == pytest.approx(2e-3 + LAUNCH_GAP_SECONDS, rel=0.01)
+        assert series.median_seconds == pytest.approx(2e-5, rel=0.002)
         assert len(series.samples_seconds) == 15
         assert series.stopped.startswith("steady: interval 0.")
-    assert timing.method == METHOD == "events-1"
-    assert timing.empty_launch_seconds == pytest.approx(1e-6 + LAUNCH_GAP_SECONDS)
-    assert timing.empty_hot_seconds == pytest.approx(1e-6 + LAUNCH_GAP_SECONDS)
+    assert timing.method == METHOD == "hold-1" and timing.held
+    assert timing.empty_launch_seconds == timing.empty_hot_seconds == pytest.approx(1e-6)
+
+
+def test_work_that_waits_for_the_gpu_is_timed_without_the_hold_and_says_so() -> None:
+    timing, device = timed(Kernel(seconds=1e-3, does="wait"))
+    assert not timing.held
+    assert timing.cold.median_seconds == pytest.approx(1e-3 + LAUNCH_GAP_SECONDS)
+    assert max(timing.cold.samples_seconds) < 0.1, "the sample in which the hold ran out must not be kept"
+
+
+def test_the_sm_clock_is_read_over_the_samples() -> None:
+    timing, _ = timed(Kernel(seconds=1e-3))
+    assert timing.cold.sm_hz == pytest.approx(1.98e9, rel=1e-3)
+    assert timed(Kernel(seconds=1e-6))[0].cold.sm_hz is None  # too short to tell
+    slow, _ = timed(Kernel(seconds=1e-3), throttled_hz=0.99e9)
+    assert slow.cold.sm_hz == pytest.approx(0.99e9, rel=1e-3)
+    assert slow.cold.median_seconds == pytest.approx(2e-3) and slow.clocks_after["throttle"] == ["power"]
+
+
+def rounds_of(device: FakeGpu, *names: str) -> list[list[str]]:
+    """The order in which each round of cold samples launched the kernels."""
+    marks = [entry[-1] for entry in device.log if entry[0] == "launch"]
+    cold = [b for a, clock, b in zip(marks, marks[1:], marks[2:], strict=False) if (a, clock) == (READ, CLOCK) and b in names]
+    return [cold[k : k + len(names)] for k in range(0, len(cold), len(names))]
+
+
+def test_what_is_compared_is_interleaved_and_the_order_rotates() -> None:
+    device = FakeGpu({name: Kernel(seconds=1e-3) for name in "abc"})
+    works = {name: device.launcher(name, (1, 1, 1), (32, 1, 1), (), 0) for name in "abc"}
+    timings = Stopwatch(device, b"tools", now=lambda: device.now).compare(works, TimingSpec())
+    order = rounds_of(device, "a", "b", "c")
+    assert order[:4] == [["a", "b", "c"], ["b", "c", "a"], ["c", "a", "b"], ["a", "b", "c"]]
+    assert {len(t.cold.samples_seconds) for t in timings.values()} == {len(order)}
+    assert timings["a"].together == ("b", "c")
+
+
+def test_drift_falls_on_all_that_is_compared() -> None:
+    """Both get 0.05 % slower with every launch; timed one after the other the second would lose by a few percent."""
+    device = FakeGpu({name: Kernel(seconds=1e-3, drift=5e-4) for name in "ab"})
+    works = {name: device.launcher(name, (1, 1, 1), (32, 1, 1), (), 0) for name in "ab"}
+    timings = Stopwatch(device, b"tools", now=lambda: device.now).compare(works, TimingSpec())
+    assert timings["b"].cold.median_seconds / timings["a"].cold.median_seconds == pytest.approx(1, abs=1e-3)
+
+
+def test_samples_alternate_between_allocations() -> None:
+    device = FakeGpu({"one": Kernel(seconds=1e-3), "two": Kernel(seconds=1.1e-3)})
+    both = [device.launcher(name, (1, 1, 1), (32, 1, 1), (), 0) for name in ("one", "two")]
+    timing = Stopwatch(device, b"tools", now=lambda: device.now).time(Work(tuple((a,) for a in both)), TimingSpec())
+    assert [round(s * 1e4) for s in timing.cold.samples_seconds[:4]] == [10, 11, 10, 11]
+
+
+def test_a_version_of_several_launches_is_timed_whole_and_by_part() -> None:
+    device = FakeGpu({"split": Kernel(seconds=1e-3), "reduce": Kernel(seconds=1e-4)})
+    launches = tuple(device.launcher(name, (1, 1, 1), (32, 1, 1), (), 0) for name in ("split", "reduce"))
+    stopwatch = Stopwatch(device, b"tools", now=lambda: device.now)
+    timing = stopwatch.time(Work((launches,), ("split", "reduce")), TimingSpec())
+    assert timing.cold.median_seconds == pytest.approx(1.1e-3)
+    assert [(name, pytest.approx(seconds)) for name, seconds in timing.parts] == [("split", 1e-3), ("reduce", 1e-4)]
+    assert Timing.from_dict(json.loads(json.dumps(timing.to_dict()))) == timing
+
+
+def test_nvbench_s_flush_is_a_named_mode() -> None:
+    timing, device = timed(Kernel(seconds=1e-3), TimingSpec(flush="memset"), l2_bytes=1 << 20)
+    assert timing.flush == "memset" and ("launch", READ) not in device.log
+    assert {entry for entry in device.log if entry[0] == "fill"} == {("fill", 1 << 20)}
+    with pytest.raises(PerflabError, match='flush "none": read or memset'):
+        TimingSpec(flush="none")
 
 
 def test_a_noisy_kernel_takes_all_samples_and_says_how_wide_it_stays() -> None:
@@ -89,18 +168,18 @@ def test_samples_are_raw_and_rounded_to_the_nanosecond() -> None:
 def test_before_every_cold_sample_the_cache_is_written_then_read_and_never_in_hot_ones() -> None:
     timing, device = timed(Kernel(seconds=1e-3), l2_bytes=1 << 20)
     marks = [entry[-1] if entry[0] == "launch" else entry for entry in device.log]
-    cold = [("fill", 2 << 20), READ, ("record",), "kernel", ("record",)]
+    cold = [HOLD, ("fill", 2 << 20), READ, CLOCK, ("record",), "kernel", ("record",), CLOCK]
     starts = [k for k in range(len(marks)) if marks[k : k + len(cold)] == cold]
     assert len(starts) == len(timing.cold.samples_seconds)
     hot = marks[starts[-1] + len(cold) : marks.index(EMPTY)]
-    assert READ not in hot[:-2]
-    assert hot[:-2].count("kernel") == 1 + timing.hot.repeats * len(timing.hot.samples_seconds)
+    assert READ not in hot[:-3]
+    assert hot[:-3].count("kernel") == (1 + timing.hot.repeats) * len(timing.hot.samples_seconds)
 
 
 def test_a_short_kernel_is_repeated_within_a_hot_sample() -> None:
-    timing, _ = timed(Kernel(seconds=5e-6))
-    assert timing.hot.repeats == 200  # 2 ms over 10 us
-    assert timing.hot.median_seconds == pytest.approx(5e-6 + LAUNCH_GAP_SECONDS)
+    timing, _ = timed(Kernel(seconds=1e-5))
+    assert timing.hot.repeats == 67  # 1 ms over 10 us and a launch gap, from the warm-up
+    assert timing.hot.median_seconds == pytest.approx(1e-5)
     assert timed(Kernel(seconds=0.1))[0].hot.repeats == 1
 
 
@@ -131,5 +210,5 @@ def test_the_tools_compile_and_the_read_kernel_keeps_its_loads() -> None:
         binary = compile_.compile_source(compile_.Source("timing_tools.cu", TOOLS_SOURCE), "sm_90")
     except PerflabError as error:
         pytest.skip(f"no compiler: {error}")
-    assert {EMPTY, READ} == set(binary.entries.values())
+    assert {EMPTY, READ, HOLD, CLOCK} == set(binary.entries.values())
     assert "ld.global.v4" in binary.ptx or "ld.global.nc.v4" in binary.ptx
