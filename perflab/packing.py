@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 from perflab.errors import PerflabError
 from perflab.measuring import Outcome, measure
@@ -160,7 +161,8 @@ def measure_over_ssh(plan: Plan, study_folder: Path, url: str, on_record: Callab
     """Measure a plan on the machine behind `ssh://user@box:port`; the records of an item arrive here when it ends.
 
     The box needs Python 3.11, numpy, CuPy, nvidia-ml-py and a driver, and ssh a key for it. `python` is the command there,
-    as a shell reads it; `more`: what `measure` takes besides. Nothing stays there. Raises PerflabError if the box cannot be reached.
+    as a shell reads it; `more`: what `measure` takes besides. Nothing stays there. Raises PerflabError if the box cannot
+    be reached.
     """
     if not re.fullmatch("ssh://[^-/][^/]*", url):
         raise PerflabError(f'"{url}" names no machine: write ssh://box, ssh://user@box or ssh://user@box:port')

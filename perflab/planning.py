@@ -107,8 +107,11 @@ class Plan(tables.Shown):
         rows = [(label, ", ".join(item.version for item in here), "; ".join(dict.fromkeys(item.why for item in here)),
                  tables.seconds(sum(item.estimate_seconds for item in here)),
                  ", ".join(dict.fromkeys(item.estimate_from for item in here))) for label, here in by_label.items()]
-        skipped = [f"skipped {version} at {label}: {reason}" for (version, _, reason), label
-                   in zip(self.skipped, labels[len(self.items):], strict=True)]
+        why: dict[tuple[str, str], list[str]] = {}  # one note a version and reason, whatever the number of shapes
+        for (version, _, reason), label in zip(self.skipped, labels[len(self.items) :], strict=True):
+            why.setdefault((version, reason), []).append(label)
+        skipped = [f"skipped {version} at {where[0]}{f' and {len(where) - 1} more' if where[1:] else ''}: {reason}"
+                   for (version, reason), where in why.items()]
         total = f"{len(self.items)} to measure, about {tables.seconds(self.estimate_seconds)} in all"
         return tables.Table(f"Plan: {self.study} on {self.gpu} ({self.architecture}): {total}",
                             ("shape", "versions", "why", "estimate", "estimate is"), rows, notes=skipped)

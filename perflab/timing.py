@@ -80,7 +80,7 @@ class TimingSpec:
     flush: "read" (write, then read: clean lines), or "memset" (a memset of the L2's size, as nvbench does; for agreement only).
     """
 
-    min_samples: int = 15
+    min_samples: int = 20
     max_samples: int = 200
     target_relative_interval: float = 0.005
     min_gpu_seconds: float = 0.02

@@ -11,6 +11,7 @@ from itertools import product
 from typing import Any
 
 from perflab import charts, tables
+from perflab.ceilings import measured_roofs
 from perflab.check import Check
 from perflab.errors import PerflabError
 from perflab.figures import Picture
@@ -25,7 +26,7 @@ from perflab.origins import Origin, join
 from perflab.planning import identity_of, make_plan, shape_labels
 from perflab.records import Identity, Record, RecordStore, stale_reasons
 from perflab.resources import Resources
-from perflab.roofline import Point, Roofline
+from perflab.roofline import Point, Roof, Roofline, datasheet_roofs
 from perflab.studies import Launch, NotApplicable, Study, Version, load_study, triple
 from perflab.tables import Table
 from perflab.timing import Timing
@@ -263,10 +264,28 @@ class Workbench:
             return "not measured"
         return bound.timing(shape, gpu)
 
+    def ceilings(self, gpu: str | Gpu | None = None, dtype: str | None = None) -> tuple[Roof, ...]:
+        """The measured roofs for this study's dtype on a GPU, from the workspace's study `ceilings`; () without any."""
+        if "ceilings" not in self.workspace.study_names():
+            return ()
+        folder = self.workspace.study_folder("ceilings")
+        return measured_roofs(self.store, gpu or default_gpu(), dtype or self.study.dtype, folder)
+
+    def _limits(self, gpu: Gpu) -> tuple[tuple[str, float | None], tuple[str, float | None]]:
+        """(what it is called, value) of the DRAM and the arithmetic rate to divide by: measured, else the datasheet's."""
+        measured = self.ceilings(gpu)
+        dram = next((roof.value for roof in measured if roof.name == "DRAM read"), None)
+        arithmetic = next((roof.value for roof in measured if not roof.level), None)
+        return (
+            ("of measured DRAM", dram) if dram else ("of DRAM peak", gpu.memory_bytes_per_second),
+            ("of measured FMA", arithmetic) if arithmetic else (f"of {self.study.dtype} peak", gpu.peaks.get(self.study.dtype)),
+        )
+
     def table(self, shape: Any, gpu: str | Gpu | None = None) -> Table:
         """A row a version at one shape: cold time, speed-up over the first, bandwidths by name, rate and its peak's share."""
         chosen = find_gpu(gpu or default_gpu())
         rows, seen, first = [], [], None
+        (of_dram, peak), (of_rate, roof) = self._limits(chosen)
         for bound in self.versions:
             found = self._timing(bound, shape, chosen)
             if isinstance(found, str):
@@ -274,15 +293,13 @@ class Workbench:
                 continue
             seen.append(found)
             first = first or found
-            peak, roof = chosen.memory_bytes_per_second, chosen.peaks.get(self.study.dtype)
             rows.append((bound.name, tables.seconds(found.seconds), speed_up(first, found),
                          tables.bytes_per_second(found.useful_bytes_per_second),
                          tables.percent(found.useful_bytes_per_second / peak if peak else None),
                          tables.bytes_per_second(found.asked_bytes_per_second),
                          tables.flops_per_second(found.flops_per_second),
                          tables.percent(found.flops_per_second / roof if roof else None)))
-        columns = ("version", "cold median", "speed-up", "useful", "of DRAM peak", "asked", "rate",
-                   f"of {self.study.dtype} peak")
+        columns = ("version", "cold median", "speed-up", "useful", of_dram, "asked", "rate", of_rate)
         return Table(f"{self.study.title} on {chosen.name}, {describe(shape)}", columns, rows,
                      join(*(m.origin for m in seen), CALCULATED), stale_notes(seen))
 
@@ -384,6 +401,8 @@ class Workbench:
                 lines.append(charts.Curve(f"{name}: asked", x, asked, k, dashed=True))
         peak = chosen.memory_bytes_per_second
         levels = [charts.Level(f"DRAM peak, {tables.bytes_per_second(peak)} (datasheet)", peak)] if peak else []
+        levels += [charts.Level(f"{roof.name}, {tables.bytes_per_second(roof.value)} (measured)", roof.value)
+                   for roof in self.ceilings(chosen) if roof.level == "DRAM"][:1]
         title = f"{self.study.title}: bandwidth against peak"
         return charts.curves(title, _device(chosen, fixed), join(*(m.origin for m in seen), CALCULATED), over,
                              charts.BANDWIDTH, lines, levels)
@@ -434,7 +453,9 @@ class Workbench:
                 points.append(Point(bound.name, found.work.flops, found.work.bytes, found.seconds, origin=found.origin))
         if not points:
             raise PerflabError(f"nothing of {self.name} is measured on {chosen.name} at {describe(shape)}")
-        return Roofline(chosen, self.study.dtype, points, title=f"{self.study.title}: roofline at {self._telling(shape)}")
+        roofs = (*self.ceilings(chosen), *datasheet_roofs(chosen, self.study.dtype))
+        title = f"{self.study.title}: roofline at {self._telling(shape)}"
+        return Roofline(chosen, self.study.dtype, points, roofs, title)
 
 
 def _device(gpu: Gpu, fixed: Mapping[str, Any]) -> str:
