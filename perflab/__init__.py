@@ -27,6 +27,7 @@ _EXPORTS = {
     "occupancy": "occupancy_model",
     "occupancy_grid": "occupancy_model",
     "study": "workbench",
+    "time": "callables",
     "workspace": "workspaces",
 }
 

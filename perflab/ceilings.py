@@ -28,6 +28,7 @@ NAMES = {
     "empty": ("empty launch", "cold"), "empty_pair": ("two empty launches", "cold"),
 }
 SECONDS = "s"
+LEAST_L2_BYTES = 8 * MIB  # of less, several SMs ask for one line at once and are served together: above what L2 can give
 WRITE = {BYTES: tables.bytes_per_second, FLOPS: tables.flops_per_second, SECONDS: tables.seconds}
 
 
@@ -88,7 +89,7 @@ def of_ceiling(found: Sequence[Ceiling], name: str, duty: str = "burst") -> Ceil
     name: "DRAM read", …, "float32 FMA", as NAMES has them. Single calls with pauses are "burst"; a kernel that ran for
     seconds is "sustained": power may have pulled the clock down, and what was measured at the higher one is not its limit.
     """
-    fitting = [ceiling for ceiling in found if (ceiling.name, ceiling.duty) == (name, duty)]
+    fitting = [c for c in found if (c.name, c.duty) == (name, duty) and (name != "L2 read" or c.size_bytes >= LEAST_L2_BYTES)]
     return max(fitting, key=lambda ceiling: ceiling.value, default=None)
 
 

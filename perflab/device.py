@@ -266,6 +266,8 @@ _PROPERTIES = {
 _CUDA_WORDS = {
     "ILLEGALADDRESS": (True, "a thread read or wrote outside its memory"),
     "MISALIGNEDADDRESS": (True, "a thread read or wrote a vector at an address that is no multiple of its size"),
+    "LAUNCHFAILURE": (True, "the kernel ended itself (a trap, a failed assert) or did what the hardware forbids"),
+    "LAUNCHFAILED": (True, "the kernel ended itself (a trap, a failed assert) or did what the hardware forbids"),
     "OUTOFMEMORY": (False, "the GPU's memory is used up"),
     "NOBINARYFORGPU": (False, "the cubin is of another architecture than this GPU"),
     "LAUNCHOUTOFRESOURCES": (False, "the block wants more registers or threads than an SM has"),

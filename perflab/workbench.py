@@ -24,6 +24,7 @@ from perflab.measuring import measure
 from perflab.occupancy_model import Occupancy
 from perflab.origins import Origin, join
 from perflab.planning import identity_of, make_plan, shape_labels
+from perflab.published import published_table
 from perflab.records import Identity, Record, RecordStore, stale_reasons
 from perflab.resources import Resources
 from perflab.roofline import Point, Roof, Roofline, datasheet_roofs
@@ -460,22 +461,3 @@ class Workbench:
 
 def _device(gpu: Gpu, fixed: Mapping[str, Any]) -> str:
     return ", ".join([gpu.name, *(f"{name} {value}" for name, value in fixed.items())])
-
-
-def published_table(here: Workspace, name: str) -> Table:
-    """data/published/<name>.csv: comment lines are its source and notes; blank cells are shown as n/a."""
-    import csv
-
-    from perflab.errors import unknown
-
-    file = here.published / f"{name}.csv"
-    if not file.is_file():
-        raise unknown("published table", name, sorted(f.stem for f in here.published.glob("*.csv")))
-    lines = file.read_text().splitlines()
-    notes = [line.lstrip("# ") for line in lines if line.startswith("#")]
-    columns, *rows = csv.reader(line for line in lines if line and not line.startswith("#"))
-    source = next((note.removeprefix("source: ") for note in notes if note.startswith("source: ")), "")
-    if not source:
-        raise PerflabError(f"{file.name} names no source: its first line is '# source: …'")
-    return Table(f"Published: {name}", columns, [[value or "n/a" for value in row] for row in rows],
-                 str(Origin("published", source)), [n for n in notes if not n.startswith("source: ")])

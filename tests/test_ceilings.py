@@ -216,7 +216,7 @@ def store(tmp_path):
 def test_roofs_of_a_type(store):
     read, copy, l2, fma = measured_roofs(store, "H200", "float32", FOLDER)
     assert read.value == pytest.approx(((1 << 30) + (1 << 20)) / 0.25e-3)  # cold
-    assert copy.value == pytest.approx((1 << 29) / 0.125e-3)  # hot
+    assert copy.value == pytest.approx((1 << 31) / 0.125e-3)  # hot
     assert l2.name == "L2 read of 24 MiB" and l2.level == "L2" and (read.level, copy.level) == ("DRAM", "DRAM")
     assert fma.value == pytest.approx(33 * MIB / 4 * 8 * 512 * 2 / 1.1e-3) and fma.level == ""
     assert all(roof.is_measured for roof in (read, copy, l2, fma))

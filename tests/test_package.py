@@ -65,7 +65,7 @@ def test_each_public_function_works_twice():
         "study": lambda: str(pl.study("saxpy")),
         "workspace": lambda: str(pl.workspace()),
     }
-    assert set(calls) == set(pl.__all__) - {"PerflabError"}
+    assert set(calls) == set(pl.__all__) - {"PerflabError", "time"}  # pl.time needs a GPU: tests/test_callables.py
     for call in calls.values():
         assert call() == call()
 

@@ -27,7 +27,7 @@ TYPES = {"mma_bf16": "BFLOAT16", "mma_fp16": "FLOAT16", "mma_tf32": "TF32"}
 
 # Ceiling -> bytes of each array that it moves; of the working set of l2_read; of the results of arithmetic, whose number is
 # the work; 0 for launches. All of DRAM's are over four times the L2 of an H200.
-SIZES = {"dram_read": 1024 * MIB, "dram_write": 512 * MIB, "dram_copy": 256 * MIB, "dram_triad": 256 * MIB,
+SIZES = {"dram_read": 1024 * MIB, "dram_write": 512 * MIB, "dram_copy": 1024 * MIB, "dram_triad": 256 * MIB,
          "l2_read": 24 * MIB, "fp32_fma": 33 * MIB, **dict.fromkeys(TYPES, 33 * MIB), "empty": 0, "empty_pair": 0}
 UNITS = {"dram_read": READ_CHUNK, "l2_read": READ_CHUNK, "dram_write": QUAD_CHUNK, "dram_copy": QUAD_CHUNK,
          "dram_triad": QUAD_CHUNK, "fp32_fma": THREADS * FLOAT, **dict.fromkeys(TYPES, WARPS * 128 * FLOAT)}
@@ -239,7 +239,7 @@ study = Study(
     versions=(
         version("dram_read", READ, "one pass over 1 GiB, 16-byte loads, eight a thread", "x", "out", chunks),
         version("dram_write", WRITE, "16-byte stores of 512 MiB", "out"),
-        version("dram_copy", COPY, "256 MiB in, 256 MiB out, 16 bytes at a time", "x", "out"),
+        version("dram_copy", COPY, "1 GiB in, 1 GiB out, 16 bytes at a time", "x", "out"),
         version("dram_triad", TRIAD, "two arrays of 256 MiB in, one out", "x", "y", "out", f32(A_TRIAD)),
         version("l2_read", READ, "a small working set again and again, by all SMs, past L1", "x", "out", chunks),
         version("fp32_fma", FMA, "eight independent FMA chains a thread", "x", "out", f32(A_FMA), i32(SLICES)),
