@@ -127,6 +127,19 @@ def _plan(study: Study, folder: Path, gpu: Gpu, versions: list[str] | None, stal
     return make_plan(study, folder, gpu, versions, None, store, only_stale=stale, quick=quick)
 
 
+def _measure_rivals(study: Study, folder: Path, gpu: Gpu, names: list[str] | None, quick: bool) -> None:
+    from perflab.planning import make_plan
+    from perflab.records import RecordStore
+    from perflab.rivals import load_rivals, measure_rivals
+    from perflab.worker import Worker
+    from perflab.workspaces import workspace
+
+    store = RecordStore(workspace().records)
+    plan = make_plan(study, folder, gpu, versions=(), shapes=(), quick=quick)
+    with Worker() as worker:
+        measure_rivals(plan, load_rivals(folder).shapes(study), worker, lambda record: store.add([record]), typer.echo, names)
+
+
 @app.command()
 def measure(
     study: str,
@@ -137,6 +150,7 @@ def measure(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer samples, to try things out.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
     item_limit: Annotated[float | None, typer.Option(help="Seconds after which an item is taken to hang.")] = None,
+    rivals: Annotated[bool, typer.Option("--rivals", help="What is installed here, not the study's versions.")] = False,
 ) -> None:
     """Check, then time, every version at every declared shape on a GPU; records are kept as they come."""
     from tqdm import tqdm
@@ -151,6 +165,9 @@ def measure(
 
     target = find_gpu(gpu or "H200") if on else this_gpu()
     declared, folder = _study(study)
+    if rivals:
+        _measure_rivals(declared, folder, target, version, quick)
+        return
     plan = _plan(declared, folder, target, version, stale, quick)
     typer.echo(str(plan))
     if dry_run:

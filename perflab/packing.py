@@ -101,6 +101,8 @@ def main(folder: str, arguments: Sequence[str] | None = None) -> int:
         return 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a batch system's end of time: as Ctrl-C
     try:
+        if chosen.command == "rivals":
+            return _rivals(plan, folder, RecordFile(chosen.output), chosen.only, chosen.cells)
         outcome = _run(plan, folder, RecordFile(chosen.output), chosen.limit_seconds, chosen.item_limit_seconds)
     except PerflabError as error:
         print(error, file=sys.stderr)
@@ -116,6 +118,10 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("-o", "--output", required=True, help="file of records; an item's are appended when it ends")
     run.add_argument("--limit-seconds", type=float, help="start nothing that would end later than this")
     run.add_argument("--item-limit-seconds", type=float, help="end an item that takes longer: it hangs")
+    others = commands.add_parser("rivals", help="what is installed here, checked and timed like the study's own versions")
+    others.add_argument("-o", "--output", required=True, help="file of records; each is appended as soon as it is taken")
+    others.add_argument("--only", action="append", help="this rival only; may be repeated")
+    others.add_argument("--cells", help="the first N cells only, or FROM-TO counted from 1", default="")
     commands.add_parser("worker", help="serve tasks on stdin and stdout; `run` and ssh start it")
     return parser
 
@@ -131,6 +137,20 @@ def _run(plan: Plan, folder: str, output: RecordFile, limit_seconds: float | Non
         print(rest, flush=True)
         return measure(rest, worker, output.append, _print_now, budget_seconds=limit_seconds,
                        item_limit_seconds=item_limit_seconds)
+
+
+def _rivals(plan: Plan, folder: str, output: RecordFile, only: Sequence[str] | None, cells: str) -> int:
+    """Check and time what is installed on this machine; 1 if some of it could not be."""
+    from perflab.rivals import load_rivals, measure_rivals
+    from perflab.studies import load_study
+
+    assert plan.folder is not None
+    shapes = load_rivals(plan.folder).shapes(load_study(plan.folder))
+    first, _, last = cells.rpartition("-")
+    chosen = shapes[int(first or 1) - 1 : int(last) if last else None]
+    with Worker([sys.executable, str(Path(folder) / "__main__.py"), "worker"]) as worker:
+        outcome = measure_rivals(plan, chosen, worker, output.append, _print_now, only)
+    return 1 if outcome.failed or outcome.left else 0
 
 
 def _print_now(line: str) -> None:

@@ -27,6 +27,7 @@ TASKS: dict[str, str] = {
     "compile": "perflab.compile:compile_task",
     "describe": "perflab.device:describe_task",
     "measure": "perflab.measuring:measure_task",
+    "rival": "perflab.rivals:rival_task",
 }
 """What a worker can do: 'module:function', imported when first asked for. A task is called with the request's payload as
 keyword arguments, and with `progress` (a function that takes one JSON-able object) when it has such a parameter."""

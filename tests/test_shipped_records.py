@@ -33,6 +33,9 @@ def test_records_hold_today(file):
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
 def test_records_say_how_they_came_to_be(file):
     for record in RecordFile(file).read():
+        if record.rival:  # another's code: what it is made of, not how we compiled it; a check may say that it was not there
+            assert record.provenance["packages"] and record.provenance["utc"] and record.provenance["driver"]
+            continue
         missing = [key for key in ("driver", "nvrtc", "options", "code", "launches", "inputs", "method", "clocks", "commit",
                                    "utc", "packages") if not record.provenance.get(key)]
         assert not missing, f"{record.version} {dict(record.shape)}: {missing}"

@@ -54,3 +54,4 @@ def cublas(shape: Any, given: dict[str, np.ndarray]) -> Prepared:
 
 
 rivals = (Rival("cublas_8192", "", ("torch",), cublas, "bfloat16 product of random 8192 x 8192 matrices by torch.matmul"),)
+cells = tuple({"ceiling": "mma_bf16", "duty": duty} for duty in ("burst", "sustained"))
