@@ -27,7 +27,9 @@ from perflab.planning import identity_of, make_plan, shape_labels
 from perflab.published import published_table
 from perflab.records import Identity, Record, RecordStore, stale_reasons
 from perflab.resources import Resources
+from perflab.rivals import load_rivals
 from perflab.roofline import Point, Roof, Roofline, datasheet_roofs
+from perflab.standings import rivals_table
 from perflab.studies import Launch, NotApplicable, Study, Version, load_study, triple
 from perflab.tables import Table
 from perflab.timing import Timing
@@ -369,6 +371,15 @@ class Workbench:
     def published(self, name: str) -> Table:
         """A table from elsewhere, data/published/<name>.csv, as it was printed, with its source."""
         return published_table(self.workspace, name)
+
+    def rivals(self, shape: Any, gpu: str | Gpu | None = None) -> Table:
+        """What a user has installed, measured at a shape on the same clock, fastest first, our best version among them."""
+        known = load_rivals(self.workspace.study_folder(self.name))
+        return rivals_table(self.store, self.study, known, find_gpu(gpu or default_gpu()), shape)
+
+    def rival_shapes(self) -> list[Any]:
+        """The shapes at which the rivals are measured."""
+        return load_rivals(self.workspace.study_folder(self.name)).shapes(self.study)
 
     # ------------------------------------------------------------ pictures
     def _shapes(self, over: str, fixed: Mapping[str, Any]) -> list[Any]:

@@ -228,3 +228,25 @@ def test_without_a_gpu_measuring_says_where_to_go(attention, monkeypatch):
     monkeypatch.setattr(workbench, "gpu_here", lambda: None)
     with pytest.raises(PerflabError, match="perflab measure STUDY --on ssh://"):
         attention.measure()
+
+
+def test_rivals_stand_beside_our_best_and_say_what_they_compute(attention):
+    rows = attention.rivals(attention.rival_shapes()[0], "H200").rows
+    masks = {row[0]: row[1] for row in rows}
+    assert masks["FlashMLA prefix"] == "prefix only" and masks["FlashMLA chain"] == "chain only"
+    assert masks["torch eager"] == masks["head_tile (ours, float32)"] == "exact"
+    assert len(rows) == 21
+
+
+def test_a_rival_that_is_not_there_is_a_row_that_says_so(attention):
+    rows = attention.rivals(attention.shape(heads=8, q_len=9, prefix=5), "H200").rows
+    assert rows and all(row[2] == "not measured" for row in rows)
+
+
+def test_measured_roofs_come_before_the_datasheet(attention):
+    roofs = attention.ceilings("H200")
+    assert [roof.name.split()[0] for roof in roofs] == ["DRAM", "DRAM", "L2", "float32"]
+    assert all(roof.is_measured for roof in roofs)
+    table = attention.table(attention.shape(), "H200")
+    assert "of measured DRAM" in table.columns and "of measured FMA" in table.columns
+    assert attention.ceilings("RTX PRO 6000") == ()
