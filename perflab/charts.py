@@ -120,10 +120,10 @@ def bars(title: str, device: str, origin: str, axis: Axis, names: Sequence[str],
 
 
 def _levels(axes: Axes, levels: Sequence[Level], axis: Axis) -> None:
-    for level in levels:
+    for k, level in enumerate(sorted(levels, key=lambda level: -level.y)):  # the highest named above its line, others below
         axes.axhline(level.y / axis.unit, color=figures.GREY, linestyle=":", linewidth=1.4)
-        axes.annotate(level.name, (0.01, level.y / axis.unit), (0, 3), xycoords=("axes fraction", "data"),
-                      textcoords="offset points", fontsize=8.5, color=figures.GREY,
+        axes.annotate(level.name, (0.01, level.y / axis.unit), (0, -3 if k else 3), xycoords=("axes fraction", "data"),
+                      textcoords="offset points", fontsize=8.5, color=figures.GREY, va="top" if k else "bottom",
                       bbox={"fc": "white", "ec": "none", "pad": 0.5})
 
 

@@ -29,7 +29,7 @@ from perflab.records import Identity, Record, RecordStore, stale_reasons
 from perflab.resources import Resources
 from perflab.rivals import load_rivals
 from perflab.roofline import Point, Roof, Roofline, datasheet_roofs
-from perflab.standings import rivals_table
+from perflab.standings import rivals_picture, rivals_table
 from perflab.studies import Launch, NotApplicable, Study, Version, load_study, triple
 from perflab.tables import Table
 from perflab.timing import Timing
@@ -377,6 +377,11 @@ class Workbench:
         known = load_rivals(self.workspace.study_folder(self.name))
         return rivals_table(self.store, self.study, known, find_gpu(gpu or default_gpu()), shape)
 
+    def rivals_picture(self, shape: Any, gpu: str | Gpu | None = None) -> Picture:
+        """Their cold times as bars, fastest first."""
+        known = load_rivals(self.workspace.study_folder(self.name))
+        return rivals_picture(self.store, self.study, known, find_gpu(gpu or default_gpu()), shape)
+
     def rival_shapes(self) -> list[Any]:
         """The shapes at which the rivals are measured."""
         return load_rivals(self.workspace.study_folder(self.name)).shapes(self.study)
@@ -465,7 +470,8 @@ class Workbench:
                 points.append(Point(bound.name, found.work.flops, found.work.bytes, found.seconds, origin=found.origin))
         if not points:
             raise PerflabError(f"nothing of {self.name} is measured on {chosen.name} at {describe(shape)}")
-        roofs = (*self.ceilings(chosen), *datasheet_roofs(chosen, self.study.dtype))
+        measured = [roof for roof in self.ceilings(chosen) if roof.name == "DRAM read" or not roof.level]
+        roofs = (*measured, *datasheet_roofs(chosen, self.study.dtype))
         title = f"{self.study.title}: roofline at {self._telling(shape)}"
         return Roofline(chosen, self.study.dtype, points, roofs, title)
 
