@@ -5,15 +5,14 @@ kernels. It runs in this process: a kernel that reads out of bounds or hangs tak
 from __future__ import annotations
 
 import contextlib
-import importlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from perflab import tables
 from perflab.compile import Binary, Source, compile_source
-from perflab.device import CupyDevice, Device, open_device
+from perflab.device import Device, open_device
 from perflab.errors import PerflabError
 from perflab.gpus import from_device
 from perflab.origins import Origin
@@ -92,23 +91,15 @@ def _adopted(device: Device, array: Any) -> Any:
         return device.upload(array)
     if not hasattr(array, "__dlpack__"):
         raise PerflabError(f"inputs are arrays: numpy, or of a library that speaks DLPack; got {type(array).__name__}")
-    library = importlib.import_module("cupy" if isinstance(device, CupyDevice) else "numpy")
     try:
-        return library.from_dlpack(array)
+        return device.adopt(array)
     except Exception as error:
         raise PerflabError(f"an input of type {type(array).__name__} cannot be taken over by DLPack: {error}. It must lie on "
                            "this GPU, be detached from gradients, and have a dtype that CuPy knows") from error
 
 
-@contextlib.contextmanager
-def _one_stream(device: Device) -> Iterator[None]:
+def _one_stream(device: Device) -> contextlib.AbstractContextManager[Any]:
     """The clock's events go where fn's work goes: PyTorch's current stream, where that is not the default one."""
     torch = sys.modules.get("torch")
-    stream = 0
-    if torch is not None and isinstance(device, CupyDevice) and torch.cuda.is_available():
-        stream = torch.cuda.current_stream().cuda_stream
-    if not stream:
-        yield
-        return
-    with importlib.import_module("cupy").cuda.ExternalStream(stream):
-        yield
+    address = torch.cuda.current_stream().cuda_stream if torch is not None and torch.cuda.is_available() else 0
+    return device.on_stream(address) if address else contextlib.nullcontext()

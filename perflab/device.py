@@ -49,6 +49,12 @@ class Device(Protocol):
     def upload(self, array: np.ndarray) -> Any:
         """A new buffer on the GPU with the array's values. PerflabError if the memory does not suffice."""
 
+    def adopt(self, array: Any) -> Any:
+        """An array of another library that speaks DLPack and lies on this GPU, as a buffer, without a copy."""
+
+    def on_stream(self, address: int) -> contextlib.AbstractContextManager[Any]:
+        """While it lasts, work is queued on another library's stream."""
+
     def allocate(self, shape: Sequence[int], dtype: str) -> Any:
         """A new buffer whose values are not set. PerflabError if the memory does not suffice."""
 
@@ -151,6 +157,12 @@ class CupyDevice:
     def upload(self, array: np.ndarray) -> Any:
         with self._in_words(f"a buffer of {array.nbytes:,} B"):
             return self._cupy.array(array, order="C")
+
+    def adopt(self, array: Any) -> Any:
+        return self._cupy.from_dlpack(array)
+
+    def on_stream(self, address: int) -> contextlib.AbstractContextManager[Any]:
+        return self._cupy.cuda.ExternalStream(address)
 
     def allocate(self, shape: Sequence[int], dtype: str) -> Any:
         import numpy as np

@@ -5,6 +5,7 @@ PERFLAB_FAKE_GPU, as JSON: the keyword arguments of FakeGpu, kernels as {part of
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import math
@@ -84,6 +85,13 @@ class FakeGpu:
         if array.nbytes > self.memory_bytes:
             raise PerflabError(f"a buffer of {array.nbytes:,} B does not fit: the GPU has {self.memory_bytes:,} B free")
         return np.array(array)
+
+    def adopt(self, array: Any) -> np.ndarray:
+        return np.from_dlpack(array)
+
+    def on_stream(self, address: int) -> contextlib.AbstractContextManager[None]:
+        self.log.append(("stream", address))
+        return contextlib.nullcontext()
 
     def allocate(self, shape: Sequence[int], dtype: str) -> np.ndarray:
         return self.upload(np.empty(tuple(shape), dtype))

@@ -1,11 +1,13 @@
 """pl.time on the fake GPU: any callable, cold and hot by the one engine, in this process, and its text says so."""
 
+import sys
+
 import numpy as np
 import pytest
 from fake_gpu import FakeGpu, Kernel
 
 from perflab import callables
-from perflab.callables import NOT_ISOLATED, WAITED
+from perflab.callables import NOT_ISOLATED, WAITED, _one_stream
 from perflab.compile import Binary
 from perflab.errors import PerflabError
 from perflab.timing import TimingSpec
@@ -98,3 +100,19 @@ def test_without_a_gpu_the_error_says_what_to_do(monkeypatch):
         pass
     with pytest.raises(PerflabError, match="perflab measure STUDY --on"):
         callables.time(lambda: None)
+
+
+def test_the_clock_follows_torch_s_own_stream(monkeypatch):
+    """Where PyTorch queues on another stream, events on the default one would time nothing."""
+    from types import SimpleNamespace
+
+    device = FakeGpu()
+    stream = SimpleNamespace(cuda_stream=4711)
+    torch = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: True, current_stream=lambda: stream))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    with _one_stream(device):
+        pass
+    stream.cuda_stream = 0
+    with _one_stream(device):
+        pass
+    assert device.log == [("stream", 4711)]
