@@ -255,6 +255,17 @@ def test_the_mask_that_a_rival_computes_is_seen_among_many_keys(attention, said,
     assert check.passed == (said == computed), check
 
 
+def test_a_tree_that_the_last_rounding_swallows_is_told_before_it(attention):
+    """A prefix part in bfloat16, joined into bfloat16, comes out as it went in; the join itself was right, or was not."""
+    known, _, _, wanted = attention
+    rival = Rival("r", "tree", (), lambda shape, given: Prepared(print, dict), "")
+    swallowed = {"out": rounded(wanted["prefix"]["out"].astype(np.float32), "bfloat16")}
+    joined = {mask: {"out": wanted[mask]["out"].astype(np.float32)} for mask in ("tree", "prefix")}
+    assert not check_rival(rival, swallowed, wanted).passed
+    assert check_rival(rival, swallowed, wanted, joined["tree"]).passed
+    assert not check_rival(rival, swallowed, wanted, joined["prefix"]).passed
+
+
 def test_one_wrong_row_and_one_nan_do_not_pass(attention):
     known, _, _, wanted = attention
     rival = Rival("r", "tree", (), lambda shape, given: Prepared(print, dict), "")
@@ -348,7 +359,8 @@ for sizes in ((9, 8, 40), (33, 3, 70), (1, 2, 33), (4, 8, 0)):
             own.merge_setting.cache_clear(); own.SETTINGS = (one,)
             prepared = stand_in.prepare(shape, given)
             prepared.call()
-            assert check_rival(dataclasses.replace(stand_in, dtype="float16"), prepared.outputs(), wanted).passed, one
+            whole = prepared.unrounded()
+            assert check_rival(dataclasses.replace(stand_in, dtype="float16"), prepared.outputs(), wanted, whole).passed, one
         own.SETTINGS = setting
 '''
 
