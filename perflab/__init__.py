@@ -17,12 +17,12 @@ __version__ = "0.1.0"
 # exported name -> module that defines it. No module has an exported name: importing it would replace the function.
 _EXPORTS = {
     "PerflabError": "errors",
-    "default_gpu": "workbench",
+    "default_gpu": "machine",
     "explain": "explanation",
     "gpu": "gpus",
     "gpu_names": "gpus",
     "largest_dynamic_shared": "occupancy_model",
-    "live": "workbench",
+    "live": "machine",
     "load": "kernel",
     "occupancy": "occupancy_model",
     "occupancy_grid": "occupancy_model",

@@ -18,38 +18,25 @@ from perflab.gpus import from_device
 from perflab.origins import Origin
 from perflab.records import canonical_gpu
 from perflab.tables import Shown, Table
-from perflab.timing import TOOLS_SOURCE, Stopwatch, Timing, TimingSpec
+from perflab.timing import TOOLS_SOURCE, Stopwatch, Timed, Timing, TimingSpec
 
 NOT_ISOLATED = "not fault-isolated: it ran in this process, so a kernel that faults or hangs ends this notebook's GPU context"
 WAITED = "it waits for the GPU itself, so the launch gap is inside"
 
 
 @dataclass(frozen=True)
-class Timed(Shown):
+class CallableTiming(Timed, Shown):
     """A callable's cold and hot times on one GPU, the empty kernel beside them; nothing of it was checked or recorded."""
 
     label: str
     gpu: str
     timing: Timing
 
-    @property
-    def seconds(self) -> float:
-        """The cold median."""
-        return self.timing.cold.median_seconds
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """The 95 % interval of the cold median, in seconds."""
-        low, high = self.timing.cold.interval_seconds
-        return low, high
-
     def table(self) -> Table:
         """A row cold, a row hot; the empty kernel, and what one must know, below."""
         rows = []
         for name, series in (("cold L2", self.timing.cold), ("hot L2", self.timing.hot)):
-            low, high = series.interval_seconds
-            ends = (f"{100 * (end / series.median_seconds - 1):+.2f}" for end in (low, high))
-            rows.append((name, tables.seconds(series.median_seconds), " to ".join(ends) + " %", len(series.samples_seconds),
+            rows.append((name, tables.seconds(series.median_seconds), series.interval_words(), len(series.samples_seconds),
                          series.stopped))
         timing = self.timing
         empty = (f"an empty kernel measured the same way: {tables.seconds(timing.empty_launch_seconds)} cold, "
@@ -60,7 +47,7 @@ class Timed(Shown):
 
 
 def time(fn: Callable[..., object], *, inputs: Sequence[Any] = (), spec: TimingSpec | None = None, label: str = "",
-         tools: Binary | None = None) -> Timed:
+         tools: Binary | None = None) -> CallableTiming:
     """Time fn(*inputs) on the current stream: cold and hot, with the launch gap removed.
 
     inputs: numpy arrays, which are uploaded, or arrays of any library that speaks DLPack and lie on the GPU; fn gets CuPy
@@ -78,7 +65,7 @@ def time(fn: Callable[..., object], *, inputs: Sequence[Any] = (), spec: TimingS
         fn(*given)  # compiles, loads and allocates: before any clock starts
         device.synchronize()
         timing = Stopwatch(device, tools.cubin).time(lambda: void(fn(*given)), spec or TimingSpec())
-    return Timed(label or getattr(fn, "__name__", type(fn).__name__), canonical_gpu(gpu.name), timing)
+    return CallableTiming(label or getattr(fn, "__name__", type(fn).__name__), canonical_gpu(gpu.name), timing)
 
 
 def void(_: object) -> None:

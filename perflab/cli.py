@@ -60,7 +60,7 @@ def explain(
 def resources(file: Path, gpu: Gpus = None, name: Name = None, define: Defines = None) -> None:
     """Registers, shared memory, spills, barriers, parameters and the static instruction mix of one kernel."""
     from perflab.kernel import load
-    from perflab.workbench import default_gpu
+    from perflab.machine import default_gpu
 
     kernel = load(file, name, _defines(define))
     for chosen in gpu or [default_gpu().name]:
@@ -79,8 +79,8 @@ def occupancy(
     grid: Annotated[int | None, typer.Option(help="Blocks, for waves and tail.")] = None,
 ) -> None:
     """Blocks and warps per SM from numbers alone, in words, with the next cheaper step."""
+    from perflab.machine import default_gpu
     from perflab.occupancy_model import occupancy as calculated
-    from perflab.workbench import default_gpu
 
     for chosen in gpu or [default_gpu().name]:
         found: Any = calculated(gpu=chosen, block=block, registers=registers, static_shared=static_shared,

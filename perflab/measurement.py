@@ -12,13 +12,13 @@ from perflab.origins import Origin, join
 from perflab.roofline import Point, datasheet_roofs
 from perflab.studies import Work
 from perflab.tables import Shown, Table
-from perflab.timing import Series, Timing
+from perflab.timing import Series, Timed, Timing
 
 CALCULATED = Origin("calculated", "the shape's exact formula")
 
 
 @dataclass(frozen=True)
-class Measurement(Shown):
+class Measurement(Timed, Shown):
     """The recorded times of one version at one shape on one GPU, and what follows from them.
 
     Rates divide by the cold median. useful: bytes that must move once, over time; asked: bytes the kernel's loads and
@@ -35,17 +35,6 @@ class Measurement(Shown):
     measured_on: str
     stale: tuple[str, ...]
     dtype: str = "float32"
-
-    @property
-    def seconds(self) -> float:
-        """The cold median."""
-        return self.timing.cold.median_seconds
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """The 95 % interval of the cold median, in seconds."""
-        low, high = self.timing.cold.interval_seconds
-        return low, high
 
     @property
     def useful_bytes_per_second(self) -> float:
@@ -72,10 +61,9 @@ class Measurement(Shown):
         peak = self.gpu.memory_bytes_per_second
         rows = []
         for label, series in self._series():
-            middle, (low, high) = series.median_seconds, series.interval_seconds
-            ends = (f"{100 * (end / middle - 1):+.2f}" for end in (low, high))
+            middle = series.median_seconds
             useful = self.work.bytes / middle
-            rows.append((label, tables.seconds(middle), " to ".join(ends) + " %", tables.seconds(min(series.samples_seconds)),
+            rows.append((label, tables.seconds(middle), series.interval_words(), tables.seconds(min(series.samples_seconds)),
                          tables.seconds(series.iqr_seconds), len(series.samples_seconds), tables.bytes_per_second(useful),
                          tables.percent(useful / peak if peak else None), tables.flops_per_second(self.work.flops / middle)))
         return Table(f"{self.version} on {self.gpu.name}, {describe(self.shape)}",

@@ -175,8 +175,9 @@ def measure(plan: Plan, worker: Worker, on_record: Callable[[Record], object], o
                 waiting[:0] = [[item] for item in group]
             else:
                 for found in results:
-                    _hand_over(_record(plan, group[found["item"]], device, found), on_record, on_note)
-                    on_note(_in_words(f"{group[found['item']].version}, {labels[_key(group[found['item']])]}", found))
+                    item = group[found["item"]]
+                    _hand_over(_record(plan, item, device, found), on_record, on_note)
+                    on_note(_in_words(f"{item.version}, {labels[_key(item)]}", found))
                 records, done = records + len(results), done + (0 if problem else len(group))
                 on_progress(seconds)
             if problem:

@@ -12,13 +12,13 @@ from perflab.gpus import Gpu
 from perflab.records import Record, RecordStore, shape_sizes
 from perflab.rivals import Rivals, not_done
 from perflab.studies import Study, Work
-from perflab.timing import Timing
+from perflab.timing import Timed, Timing
 
 COLUMNS = ("", "mask", "cold median", "95 % interval", "rate", "error", "ours over it")
 
 
 @dataclass(frozen=True)
-class Standing:
+class Standing(Timed):
     """One that was timed: a rival, or our best version. error: norm-relative, None where nothing was compared."""
 
     name: str
@@ -27,15 +27,9 @@ class Standing:
     work: Work
     error: float | None
 
-    @property
-    def seconds(self) -> float:
-        """The cold median."""
-        return self.timing.cold.median_seconds
-
     def row(self, over: Standing | None) -> tuple:
         """Its row of the table; `over` is our best version."""
-        ends = " to ".join(f"{100 * (end / self.seconds - 1):+.1f}" for end in self.timing.cold.interval_seconds)
-        return (self.name, self.mask, tables.seconds(self.seconds), f"{ends} %",
+        return (self.name, self.mask, tables.seconds(self.seconds), self.timing.cold.interval_words(1),
                 tables.flops_per_second(self.work.flops / self.seconds), "-" if self.error is None else f"{self.error:.1e}",
                 tables.ratio(over.seconds / self.seconds) if over else "-")
 

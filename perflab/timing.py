@@ -141,6 +141,10 @@ class Series:
         ordered, (low, high) = sorted(self.samples_seconds), median_ranks(len(self.samples_seconds))
         return ordered[low], ordered[high]
 
+    def interval_words(self, digits: int = 2) -> str:
+        """The interval's ends as differences from the median: '-0.09 to +0.12 %'."""
+        return " to ".join(f"{100 * (end / self.median_seconds - 1):+.{digits}f}" for end in self.interval_seconds) + " %"
+
     @property
     def iqr_seconds(self) -> float:
         """Interquartile range, seconds."""
@@ -188,6 +192,22 @@ class Timing:
         tuples = {"parts": tuple((name, seconds) for name, seconds in data.get("parts", ())),
                   "together": tuple(data.get("together", ()))}
         return Timing(**{**data, **tuples, "cold": Series.from_dict(data["cold"]), "hot": Series.from_dict(data["hot"])})
+
+
+class Timed:
+    """Anything that holds a `Timing`: one of its times stands for it, the cold median."""
+
+    timing: Timing
+
+    @property
+    def seconds(self) -> float:
+        """The cold median."""
+        return self.timing.cold.median_seconds
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of the cold median, in seconds."""
+        return self.timing.cold.interval_seconds
 
 
 @dataclass(frozen=True)

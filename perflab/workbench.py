@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import product
 from typing import Any
 
-from perflab import charts, tables
+from perflab import charts, machine, tables
 from perflab.ceilings import measured_roofs
 from perflab.check import Check
 from perflab.errors import PerflabError
 from perflab.figures import Picture
 from perflab.gpus import Gpu
-from perflab.gpus import default_gpu as chosen_gpu
 from perflab.gpus import gpu as find_gpu
 from perflab.listing import Listing
+from perflab.machine import default_gpu
 from perflab.measurement import CALCULATED, Measurement, describe, floor_seconds, ratio_interval, speed_up, stale_notes
 from perflab.measuring import measure
 from perflab.occupancy_model import Occupancy
@@ -34,31 +33,6 @@ from perflab.studies import Launch, NotApplicable, Study, Version, load_study, t
 from perflab.tables import Table
 from perflab.timing import Timing
 from perflab.workspaces import Workspace, workspace
-
-_live: list[bool] = []
-
-
-def live(on: bool = True) -> None:
-    """From here on `timing()` measures anew where the GPU asked for is in this machine; PERFLAB_LIVE=1 does the same."""
-    _live[:] = [on]
-
-
-def is_live() -> bool:
-    """True after live(), or under PERFLAB_LIVE=1."""
-    return _live[0] if _live else os.environ.get("PERFLAB_LIVE", "") == "1"
-
-
-@cache
-def gpu_here() -> Gpu | None:
-    """The GPU of this machine, or None; asked once a process."""
-    from perflab.device import local_gpu
-
-    return local_gpu()
-
-
-def default_gpu() -> Gpu:
-    """The GPU to talk about: PERFLAB_GPU, else the GPU in this machine, else the H200 that the records are from."""
-    return chosen_gpu(gpu_here)
 
 
 def study(name: str) -> Workbench:
@@ -82,8 +56,9 @@ class BoundVersion:
 
     def resources(self, gpu: Any = None) -> Resources | Table:
         """Registers, shared memory, spills and SASS mix of the version's kernel; a list of GPUs gives one table."""
-        if len(self.version.kernels) > 1:
-            return self.bench.only(self.name).resources([gpu or default_gpu()])
+        several = isinstance(gpu, (list, tuple))
+        if several or len(self.version.kernels) > 1:
+            return self.bench.only(self.name).resources(gpu if several else [gpu or default_gpu()])
         return self.version.kernels[0].resources(gpu or default_gpu())
 
     def occupancy(self, shape: Any, gpu: Any = None) -> Occupancy | Table:
@@ -98,9 +73,9 @@ class BoundVersion:
     def source(self, diff: bool = False) -> Listing:
         """The version's source, highlighted; diff=True marks the lines that the version before does not have."""
         before = self.bench.before(self.name) if diff else None
-        kernel = self.version.kernels[0]
-        return Listing(kernel.source.file, kernel.source.text, before.version.kernels[0].source.text if before else None,
-                             before.name if before else "")
+        own = self.version.kernels[0].source
+        older = before.version.kernels[0].source.text if before else None
+        return Listing(own.file, own.text, older, before.name if before else "")
 
     def identity(self, shape: Any, gpu: str | Gpu) -> Identity:
         """Today's fingerprint of code, launches, inputs and method, which a fresh record shares."""
@@ -110,7 +85,7 @@ class BoundVersion:
         """The recorded times at a shape (live: measured now, where the GPU is in this machine). No record is an error."""
         chosen = find_gpu(gpu or default_gpu())
         self.launches(shape, chosen)
-        here = gpu_here() if is_live() else None
+        here = machine.gpu_here() if machine.is_live() else None
         if here is not None and here.name == chosen.name:
             return self.measure(shape)
         record = self.bench.record(self.name, shape, chosen, "timing")
@@ -212,7 +187,7 @@ class Workbench:
         from perflab.device import this_gpu
         from perflab.worker import Worker
 
-        gpu = gpu_here() or this_gpu()
+        gpu = machine.gpu_here() or this_gpu()
         plan = make_plan(self.study, self.workspace.study_folder(self.name), gpu, versions, shapes, self.store)
         with Worker() as worker:
             measure(plan, worker, on_record=lambda record: self.store.add([record]), on_note=print)
@@ -263,7 +238,7 @@ class Workbench:
             bound.launches(shape, gpu)
         except NotApplicable:
             return "n/a"
-        if self.record(bound.name, shape, gpu, "timing") is None and not is_live():
+        if self.record(bound.name, shape, gpu, "timing") is None and not machine.is_live():
             return "not measured"
         return bound.timing(shape, gpu)
 

@@ -8,7 +8,7 @@ import pytest
 from fake_gpu import FakeGpu
 from saxpy_workspace import ENVIRONMENT, make_study
 
-from perflab import workbench
+from perflab import machine
 from perflab.errors import PerflabError
 from perflab.gpus import from_device, gpu
 from perflab.measurement import Measurement, describe, floor_seconds, speed_up
@@ -187,11 +187,11 @@ def fake(tmp_path, monkeypatch):
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     here = from_device(FakeGpu().describe()["attributes"])
-    monkeypatch.setattr(workbench, "gpu_here", lambda: here)
+    monkeypatch.setattr(machine, "gpu_here", lambda: here)
     monkeypatch.delenv("PERFLAB_GPU", raising=False)
     workspace(tmp_path)
     yield Workbench(workspace(), study("saxpy").study), here
-    workbench.live(False)
+    machine.live(False)
     workspace(ROOT)
 
 
@@ -211,7 +211,7 @@ def test_live_measures_only_where_the_gpu_is_the_one_asked_for(fake):
     shape = bench.shape(n=1000)
     with pytest.raises(PerflabError, match="no measurement"):
         bench["plain"].timing(shape, here)
-    workbench.live()
+    machine.live()
     assert bench["plain"].timing(shape, here).seconds > 0
     with pytest.raises(PerflabError, match="on A100 SXM4 80GB"):
         bench["plain"].timing(shape, "A100 SXM4 80GB")
@@ -225,7 +225,7 @@ def test_a_wrong_kernel_is_not_timed(fake):
 
 
 def test_without_a_gpu_measuring_says_where_to_go(attention, monkeypatch):
-    monkeypatch.setattr(workbench, "gpu_here", lambda: None)
+    monkeypatch.setattr(machine, "gpu_here", lambda: None)
     with pytest.raises(PerflabError, match="perflab measure STUDY --on ssh://"):
         attention.measure()
 
