@@ -249,9 +249,16 @@ class Workbench:
         folder = self.workspace.study_folder("ceilings")
         return measured_roofs(self.store, gpu or default_gpu(), dtype or self.study.dtype, folder)
 
+    def _divisors(self, gpu: Gpu) -> list[Roof]:
+        """The measured roofs that rates are divided by: DRAM read and the arithmetic of the study's dtype."""
+        return [roof for roof in self.ceilings(gpu) if roof.name == "DRAM read" or not roof.level]
+
+    def _ceiling_origins(self, gpu: Gpu) -> list[Origin]:
+        return [roof.origin for roof in self._divisors(gpu)]
+
     def _limits(self, gpu: Gpu) -> tuple[tuple[str, float | None], tuple[str, float | None]]:
         """(what it is called, value) of the DRAM and the arithmetic rate to divide by: measured, else the datasheet's."""
-        measured = self.ceilings(gpu)
+        measured = self._divisors(gpu)
         dram = next((roof.value for roof in measured if roof.name == "DRAM read"), None)
         arithmetic = next((roof.value for roof in measured if not roof.level), None)
         return (
@@ -278,8 +285,8 @@ class Workbench:
                          tables.flops_per_second(found.flops_per_second),
                          tables.percent(found.flops_per_second / roof if roof else None)))
         columns = ("version", "cold median", "speed-up", "useful", of_dram, "asked", "rate", of_rate)
-        return Table(f"{self.study.title} on {chosen.name}, {describe(shape)}", columns, rows,
-                     join(*(m.origin for m in seen), CALCULATED), stale_notes(seen))
+        origin = join(*(m.origin for m in seen), *self._ceiling_origins(chosen), CALCULATED)
+        return Table(f"{self.study.title} on {chosen.name}, {describe(shape)}", columns, rows, origin, stale_notes(seen))
 
     def times(self, gpu: str | Gpu | None = None, over: str = "prefix", **fixed: Any) -> Table:
         """A row a declared shape, smallest `over` first, a column a version: cold medians and the last's speed-up."""
@@ -396,8 +403,8 @@ class Workbench:
         levels += [charts.Level(f"{roof.name}, {tables.bytes_per_second(roof.value)} (measured)", roof.value)
                    for roof in self.ceilings(chosen) if roof.level == "DRAM"][:1]
         title = f"{self.study.title}: bandwidth against peak"
-        return charts.curves(title, _device(chosen, fixed), join(*(m.origin for m in seen), CALCULATED), over,
-                             charts.BANDWIDTH, lines, levels)
+        origin = join(*(m.origin for m in seen), *self._ceiling_origins(chosen), CALCULATED)
+        return charts.curves(title, _device(chosen, fixed), origin, over, charts.BANDWIDTH, lines, levels)
 
     def curve(self, gpu: str | Gpu | None = None, over: str = "prefix", **fixed: Any) -> Picture:
         """Cold time by version over a size, with the floor of arithmetic below."""
@@ -445,8 +452,7 @@ class Workbench:
                 points.append(Point(bound.name, found.work.flops, found.work.bytes, found.seconds, origin=found.origin))
         if not points:
             raise PerflabError(f"nothing of {self.name} is measured on {chosen.name} at {describe(shape)}")
-        measured = [roof for roof in self.ceilings(chosen) if roof.name == "DRAM read" or not roof.level]
-        roofs = (*measured, *datasheet_roofs(chosen, self.study.dtype))
+        roofs = (*self._divisors(chosen), *datasheet_roofs(chosen, self.study.dtype))
         title = f"{self.study.title}: roofline at {self._telling(shape)}"
         return Roofline(chosen, self.study.dtype, points, roofs, title)
 
