@@ -1,0 +1,104 @@
+"""What a machine counts while it runs: plain integer arrays by basic block and by site. `counts.py` makes sense of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from perflab.emulator.faults import FaultLog
+from perflab.emulator.memory import Arena
+from perflab.emulator.program import Program
+
+REQUESTS, LANES, UNITS, IDEAL = range(4)
+"""Columns of `Tally.sites`:
+
+every guarded instruction, memory access, collective:
+  REQUESTS  warp executions with at least one lane that takes part (guard true)
+  LANES     lanes that took part, summed
+global load, store, atomic (also generic ones, for the lanes that lie in global memory):
+  UNITS     32-byte sectors: distinct ones among the lanes of a request; IDEAL: ceil(bytes asked by distinct lanes' bytes / 32)
+shared load, store, atomic (also generic ones, for the lanes in shared memory; such a site's two spaces share the columns
+  of `sites` for global and of `shared_sites` for shared):
+  UNITS     wavefronts (see `wavefronts`); IDEAL: what the same distinct bytes would take without a conflict
+branch: UNITS = executions in which the active lanes went two ways
+"""
+
+
+@dataclass
+class Tally:
+    """Counts of one launch. block_*: [blocks] int64; sites, shared_sites: [instructions, 4] int64 (columns above)."""
+
+    block_warps: np.ndarray
+    block_lanes: np.ndarray
+    sites: np.ndarray
+    shared_sites: np.ndarray
+    printed: list[str] = field(default_factory=list)
+
+    @staticmethod
+    def empty(program: Program) -> Tally:
+        """All zero."""
+        blocks, sites = len(program.blocks), len(program.instructions)
+        return Tally(np.zeros(blocks, np.int64), np.zeros(blocks, np.int64), np.zeros((sites, 4), np.int64),
+                     np.zeros((sites, 4), np.int64))
+
+    def add(self, other: Tally) -> None:
+        """Add the counts of other blocks of the same launch."""
+        for name in ("block_warps", "block_lanes", "sites", "shared_sites"):
+            getattr(self, name)[...] += getattr(other, name)
+        self.printed += other.printed
+
+
+@dataclass(frozen=True)
+class Job:
+    """One launch for a machine.
+
+    parameters        the parameter block, as the program's offsets say
+    resident_blocks   how many blocks live at once (what the GPU's occupancy gives, for kernels whose blocks communicate)
+    blocks            linear indices of the blocks to run; None: all
+    counting          fill the tally; checking: initialisation, races, read-only loads, undefined registers (bounds, alignment,
+                      barriers, absent lanes are always checked)
+    schedule          'forward', 'reversed' or 'random:SEED': the order in which blocks and warps get their turn
+    instruction_limit warp instructions after which the run is given up as an endless loop (kind 'deadlock')
+    sms               number of SMs: block b sees %smid b % sms
+    """
+
+    program: Program
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    parameters: bytes
+    dynamic_shared_bytes: int = 0
+    resident_blocks: int = 132
+    blocks: tuple[int, ...] | None = None
+    counting: bool = True
+    checking: bool = True
+    schedule: str = "forward"
+    instruction_limit: int = 20_000_000_000
+    sms: int = 132
+    addresses: dict[str, int] = field(default_factory=dict)  # of .global and .const variables
+
+
+# A machine is a function run(job: Job, arena: Arena, log: FaultLog) -> Tally.
+__all__ = ["IDEAL", "LANES", "REQUESTS", "UNITS", "Arena", "FaultLog", "Job", "Tally", "wavefronts"]
+
+
+def wavefronts(addresses: np.ndarray, active: np.ndarray, lane_bytes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Shared-memory wavefronts (modelled) and the conflict-free number; addresses [n, 32] int64, active [n, 32] bool -> [n], [n].
+
+    32 banks of 4 bytes. Lanes of up to 4 bytes go at once, of 8 bytes in two halves, of 16 bytes in four quarters (groups without
+    an active lane cost nothing). A group takes as many wavefronts as the busiest bank has distinct words.
+    Source: NVIDIA's CUDA C++ programming guide, shared memory of compute capability 5.x and later; Nsight Compute's wavefronts.
+    """
+    group = 32 if lane_bytes <= 4 else 16 if lane_bytes == 8 else 8
+    unit = max(4, lane_bytes)
+    banks = 128 // unit
+    units = np.where(active, addresses // unit, -1).reshape(-1, 32 // group, group)
+    ordered = np.sort(units, axis=2)
+    fresh = ordered >= 0
+    fresh[:, :, 1:] &= ordered[:, :, 1:] != ordered[:, :, :-1]
+    bank = np.where(fresh, ordered % banks, -1)
+    worst = np.zeros(bank.shape[:2], np.int64)
+    for b in range(banks):
+        np.maximum(worst, (bank == b).sum(axis=2), out=worst)
+    distinct = fresh.sum(axis=2)
+    return worst.sum(axis=1), (-(-distinct // banks)).sum(axis=1)
