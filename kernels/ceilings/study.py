@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 KIB, MIB = 1 << 10, 1 << 20
 FLOAT = 4  # bytes
 THREADS, WARPS = 256, 8
-READ_CHUNK, QUAD_CHUNK = 32 * KIB, 16 * KIB  # what a block of 00_read.cu, and of 01 to 03, moves
+READ_CHUNK, QUAD_CHUNK, COPY_CHUNK = 32 * KIB, 16 * KIB, 4 * KIB  # what a block moves: 00_read.cu; 01 and 03; 02_copy.cu
 L2_BYTES = 1 << 30  # that a launch reads of a small working set, again and again: over 100 us at 10 TB/s
 L2_MIB = (2, 4, 8, 16, 24, 32, 40, 48, 60, 96, 128)
 A_TRIAD = 0.75
@@ -29,7 +29,7 @@ TYPES = {"mma_bf16": "BFLOAT16", "mma_fp16": "FLOAT16", "mma_tf32": "TF32"}
 # the work; 0 for launches. All of DRAM's are over four times the L2 of an H200.
 SIZES = {"dram_read": 1024 * MIB, "dram_write": 512 * MIB, "dram_copy": 1024 * MIB, "dram_triad": 256 * MIB,
          "l2_read": 24 * MIB, "fp32_fma": 33 * MIB, **dict.fromkeys(TYPES, 33 * MIB), "empty": 0, "empty_pair": 0}
-UNITS = {"dram_read": READ_CHUNK, "l2_read": READ_CHUNK, "dram_write": QUAD_CHUNK, "dram_copy": QUAD_CHUNK,
+UNITS = {"dram_read": READ_CHUNK, "l2_read": READ_CHUNK, "dram_write": QUAD_CHUNK, "dram_copy": COPY_CHUNK,
          "dram_triad": QUAD_CHUNK, "fp32_fma": THREADS * FLOAT, **dict.fromkeys(TYPES, WARPS * 128 * FLOAT)}
 SUSTAINED = tuple(name for name in SIZES if name not in ("l2_read", "empty", "empty_pair"))
 
