@@ -128,6 +128,8 @@ def _plan(study: Study, folder: Path, gpu: Gpu, versions: list[str] | None, stal
 
 
 def _measure_rivals(study: Study, folder: Path, gpu: Gpu, names: list[str] | None, quick: bool) -> None:
+    from tqdm import tqdm
+
     from perflab.planning import make_plan
     from perflab.records import RecordStore
     from perflab.rivals import load_rivals, measure_rivals
@@ -136,8 +138,11 @@ def _measure_rivals(study: Study, folder: Path, gpu: Gpu, names: list[str] | Non
 
     store = RecordStore(workspace().records)
     plan = make_plan(study, folder, gpu, versions=(), shapes=(), quick=quick)
-    with Worker() as worker:
-        measure_rivals(plan, load_rivals(folder).shapes(study), worker, lambda record: store.add([record]), typer.echo, names)
+    known = load_rivals(folder)
+    shapes = known.shapes(study)
+    bar = tqdm(total=len(shapes) * len(names or known.rivals), unit=" rivals", desc=study.name, disable=None, leave=False)
+    with bar, Worker() as worker:
+        measure_rivals(plan, shapes, worker, lambda record: store.add([record]), bar.write, names, on_progress=bar.update)
 
 
 @app.command()

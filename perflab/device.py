@@ -119,6 +119,16 @@ def local_gpu() -> Gpu | None:
         return None
 
 
+@dataclass(frozen=True)
+class _ForeignStream:
+    """A stream by its address, in the protocol by which libraries hand theirs on."""
+
+    address: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.address
+
+
 # ---------------------------------------------------------------- the real one
 class CupyDevice:
     """The current CUDA device of CuPy 13 or later (CUDA_VISIBLE_DEVICES chooses it)."""
@@ -162,7 +172,7 @@ class CupyDevice:
         return self._cupy.from_dlpack(array)
 
     def on_stream(self, address: int) -> contextlib.AbstractContextManager[Any]:
-        return self._cupy.cuda.ExternalStream(address)
+        return self._cupy.cuda.Stream.from_external(_ForeignStream(address))
 
     def allocate(self, shape: Sequence[int], dtype: str) -> Any:
         import numpy as np

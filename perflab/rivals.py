@@ -334,12 +334,12 @@ def rival_task(folder: str, name: str, shape: Mapping[str, Any], tools: Mapping[
 # ---------------------------------------------------------------- the loop
 def measure_rivals(plan: Plan, shapes: Sequence[Any], worker: Worker, on_record: Callable[[Record], object],
                    on_note: Callable[[str], object] = print, names: Sequence[str] | None = None,
-                   limit_seconds: float = RIVAL_SECONDS) -> Outcome:
+                   limit_seconds: float = RIVAL_SECONDS, on_progress: Callable[[int], object] = lambda taken: None) -> Outcome:
     """Check and time rivals of plan's study at `shapes`, all rivals of a shape together, in `worker`.
 
     plan: for tools, spec, build and folder; one without items does (`make_plan(study, folder, gpu, versions=())`). A rival
     that is missing, cannot do a shape, fails, dies or takes too long is a record that says so, and the next goes on. Ctrl-C
-    keeps what was taken.
+    keeps what was taken. on_progress: told 1 after each rival at each shape.
     """
     assert plan.folder is not None
     study, known = load_study(plan.folder), load_rivals(plan.folder)
@@ -365,6 +365,7 @@ def measure_rivals(plan: Plan, shapes: Sequence[Any], worker: Worker, on_record:
             worker.stop()  # its context may be lost
         else:
             done += 1
+        on_progress(1)
     on_note(str(outcome := Outcome(records, done, tuple(failed), len(pairs) - done - len(failed), early)))
     return outcome
 

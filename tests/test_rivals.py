@@ -150,7 +150,9 @@ def run(folder, names=IN_PROCESS, worker=None, **more):
 
 
 def test_each_rival_is_checked_first_then_timed_or_says_why_not(folder):
-    store, study, outcome, notes = run(folder)
+    steps = []
+    store, study, outcome, notes = run(folder, on_progress=steps.append)
+    assert sum(steps) == len(IN_PROCESS) * len(study.shapes)
     found = {(r.rival, r.kind): r for r in store.newest("sums", "H200")}
     assert {name for name, kind in found if kind == "timing"} == {"right", "half"}
     assert {name for name, kind in found if kind == "check"} == set(IN_PROCESS)
