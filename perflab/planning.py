@@ -75,11 +75,11 @@ class Plan(tables.Shown):
         """Of all items together."""
         return sum(item.estimate_seconds for item in self.items)
 
-    def without(self, records: Iterable[Record], gpu_name: str) -> Plan:
-        """The plan without what these records already answer: same identity, on a GPU of that name."""
+    def without(self, records: Iterable[Record], gpu_name: str, kind: str = "timing") -> Plan:
+        """The plan without what these records of a kind already answer: same identity, on a GPU of that name."""
         name = canonical_gpu(gpu_name)
         here = [r for r in records if canonical_gpu(r.gpu["name"]) == name]
-        return replace(self, items=tuple(item for item in self.items if not any(_answers(r, item) for r in here)))
+        return replace(self, items=tuple(item for item in self.items if not any(_answers(r, item, kind) for r in here)))
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON. The folder stays here."""
@@ -117,12 +117,12 @@ class Plan(tables.Shown):
                             ("shape", "versions", "why", "estimate", "estimate is"), rows, notes=skipped)
 
 
-def _answers(record: Record, item: PlanItem) -> bool:
-    """Whether a record is what measuring the item would give: a timing, or a failed check, of the same identity."""
+def _answers(record: Record, item: PlanItem, kind: str = "timing") -> bool:
+    """Whether a record is what measuring the item would give: of that kind (for a timing: or a failed check), same identity."""
     same = (record.study, record.version, dict(record.shape), record.dtype, record.rival) == (
         item.study, item.version, dict(item.shape), item.dtype, None
     )
-    wanted = record.kind == "timing" or not record.check["passed"]
+    wanted = record.kind == kind or (kind == "timing" and record.kind == "check" and not record.check["passed"])
     return same and wanted and not stale_reasons(record, item.identity)
 
 
@@ -158,6 +158,8 @@ def make_plan(study: Study, folder: Path, gpu: Gpu, versions: Sequence[str] | No
         whole = study.work(shape)
         host_seconds = whole.flops / HOST_FLOPS + whole.bytes / HOST_BYTES_PER_SECOND  # once a shape
         for version in chosen:
+            if shapes is None and shape not in study.shapes_of(version):
+                continue
             try:
                 item, its_binaries = _item(study, version, shape, gpu, own_spec)
             except NotApplicable as reason:
@@ -177,7 +179,7 @@ def make_plan(study: Study, folder: Path, gpu: Gpu, versions: Sequence[str] | No
 
 def _item(study: Study, version: Version, shape: Any, gpu: Gpu, spec: TimingSpec) -> tuple[PlanItem, dict[str, Binary]]:
     """One item, without why and how long, and its cubins."""
-    buffers = study.buffers(shape, gpu)
+    buffers = study.buffers_of(version, shape, gpu)
     known = {*study.inputs(shape), *buffers}
     launches, binaries = [], {}
     for launch in version.launches(shape, gpu):

@@ -203,6 +203,8 @@ class Version:
     asked_bytes(shape)   -> bytes its global loads and stores ask for, by the kernel's own loops (None: not stated).
     work(shape)          -> its own Work, where versions do not all do the study's (None: they do).
     outputs: the outputs it writes and is checked by (None: all of the study's).
+    scratch(shape, gpu)  -> {name: Scratch} that its launches hand on among themselves, beside the study's buffers.
+    shapes: the declared shapes at which a whole measurement takes it (None: all); points of a tunable need only a few.
     sequence(shape)      -> terms that one float32 accumulator adds in sequence: what the tolerance scales with.
     """
 
@@ -215,6 +217,8 @@ class Version:
     sequence: Callable[[Any], int] = lambda shape: 1
     work: Callable[[Any], Work] | None = None
     outputs: tuple[str, ...] | None = None
+    scratch: Callable[[Any, Gpu], Mapping[str, Scratch]] | None = None
+    shapes: tuple[Any, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -252,6 +256,10 @@ class Study:
         """What a whole measurement covers: the bundles, then the declared shapes, each once."""
         return tuple(dict.fromkeys((*self.bundles.values(), *self.shapes)))
 
+    def shapes_of(self, version: Version) -> tuple[Any, ...]:
+        """What a whole measurement takes of one version: all shapes, or those that it names."""
+        return self.all_shapes if version.shapes is None else version.shapes
+
     def version(self, name: str) -> Version:
         """The version of that name; an unknown one is an error that lists those there are."""
         for version in self.versions:
@@ -262,6 +270,10 @@ class Study:
     def work_of(self, version: str, shape: Any) -> Work:
         """What a version does at a shape: its own work where it states one, else the study's."""
         return (self.version(version).work or self.work)(shape)
+
+    def buffers_of(self, version: Version, shape: Any, gpu: Gpu) -> dict[str, Output | Scratch]:
+        """The buffers of one version's launches: the study's, and scratch of its own."""
+        return {**self.buffers(shape, gpu), **(version.scratch(shape, gpu) if version.scratch else {})}
 
     def make_shape(self, **sizes: Any) -> Any:
         """A shape from keyword sizes; what is not named keeps its default. Unknown names and wrong types are errors."""
