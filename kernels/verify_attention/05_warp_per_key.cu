@@ -62,13 +62,13 @@ warp_per_key(const float* __restrict__ q,                // [batch, q_len, heads
         // No key seen yet: subtract 0 instead of -inf, since -inf - -inf is NaN.
         const float shift = tile_largest == -CUDART_INF_F ? 0.0f : tile_largest;
         const float factor = expf(largest - shift);
-        float weight[KEYS];
-        total *= factor;
+        float weight[KEYS], tile_total = 0.0f;  // eight small terms first: total may be tens of thousands of times as large
 #pragma unroll
         for (int k = 0; k < KEYS; ++k) {
             weight[k] = expf(score[k] - shift);
-            total += weight[k];
+            tile_total += weight[k];
         }
+        total = total * factor + tile_total;
         largest = tile_largest;
 
         for (int d = threadIdx.x; d < LATENT; d += THREADS) {
