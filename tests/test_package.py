@@ -14,13 +14,27 @@ import perflab as pl
 
 ROOT = Path(__file__).parent.parent
 HEAVY = ("numpy", "pandas", "matplotlib", "cupy", "cuda", "IPython", "nbconvert")
-MODULES = [module.name for module in pkgutil.iter_modules(pl.__path__)]
+MODULES = [  # "gpus", "emulator.program"
+    module.name.removeprefix("perflab.") for module in pkgutil.walk_packages(pl.__path__, "perflab.") if not module.ispkg
+]
+
+
+def source_of(name: str) -> str:
+    """The text of a module."""
+    return (ROOT / "perflab" / f"{name.replace('.', '/')}.py").read_text()
+
+
+def imported(node: ast.ImportFrom) -> list[str]:
+    """The package's own modules that an import at the top of a module names."""
+    module = (node.module or "").removeprefix("perflab").removeprefix(".")
+    named = [".".join(filter(None, (module, alias.name))) for alias in node.names]
+    return [name for name in (*named, module) if name in MODULES]
 
 
 def table_order() -> list[str]:
     """The modules in the order in which docs/architecture.md lists them."""
     rows = (ROOT / "docs" / "architecture.md").read_text().splitlines()
-    return [name for row in rows if row.startswith("| `") for name in re.findall(r"`(\w+)\.py`", row.split("|")[1])]
+    return [name.replace("/", ".") for row in rows if row.startswith("| `") for name in re.findall(r"`([\w/]+)\.py`", row.split("|")[1])]
 
 
 def test_import_loads_nothing_heavy():
@@ -58,6 +72,7 @@ def test_each_public_function_works_twice():
         "gpu": lambda: pl.gpu("H200").name,
         "gpu_names": pl.gpu_names,
         "largest_dynamic_shared": lambda: pl.largest_dynamic_shared("H100", 256, 64, 2),
+        "lint": lambda: str(pl.lint(ROOT / "kernels" / "saxpy" / "00_scalar.cu", ["H200"])),
         "live": lambda: pl.live(False),
         "load": lambda: pl.load(kernel, "copy").label,
         "occupancy": lambda: str(pl.occupancy(gpu="sm_90", block=256, registers=64)),
@@ -84,18 +99,16 @@ def test_modules_import_only_from_above():
     order = table_order()
     wrong = []
     for name in MODULES:
-        tree = ast.parse((ROOT / "perflab" / f"{name}.py").read_text())
-        for node in tree.body:
+        for node in ast.parse(source_of(name)).body:
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("perflab"):
-                sources = [node.module.split(".")[1]] if "." in node.module else [alias.name for alias in node.names]
-                wrong += [f"{name} <- {source}" for source in sources if order.index(source) >= order.index(name)]
+                wrong += [f"{name} <- {source}" for source in imported(node) if order.index(source) >= order.index(name)]
     assert not wrong
 
 
 def test_the_compiler_and_the_gpu_are_reached_from_one_module_each():
     found = {}
     for name in MODULES:
-        text = (ROOT / "perflab" / f"{name}.py").read_text()
+        text = source_of(name)
         for library in ("cuda.bindings", "cupy", "pynvml"):
             if re.search(rf"^\s*(from|import) {library}\b", text, re.M):
                 found.setdefault(library, []).append(name)
