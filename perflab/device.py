@@ -64,6 +64,9 @@ class Device(Protocol):
     def fill(self, buffer: Any, byte: int) -> None:
         """Queue: set every byte of the buffer."""
 
+    def one_allocation_each(self) -> None:
+        """From here on every buffer is an allocation of its own, so that a tool sees where each ends: no pool."""
+
     def load(self, cubin: bytes, entry: str) -> Any:
         """The kernel of that mangled name. PerflabError if this GPU cannot run the cubin or the name is not in it."""
 
@@ -186,6 +189,9 @@ class CupyDevice:
 
     def fill(self, buffer: Any, byte: int) -> None:
         buffer.data.memset_async(byte, buffer.nbytes, self._cupy.cuda.get_current_stream())
+
+    def one_allocation_each(self) -> None:
+        self._cupy.cuda.set_allocator(None)
 
     def load(self, cubin: bytes, entry: str) -> Any:
         with tempfile.TemporaryDirectory(prefix="perflab-") as folder, self._in_words(f"loading {entry}"):

@@ -41,7 +41,8 @@ class Bench:
         self.device, self.study = device, study
         self._functions: dict[tuple[str, str], Any] = {}
         self._stopwatch: Stopwatch | None = None
-        self._host: tuple[str, Any, dict[str, np.ndarray], Mapping[str, np.ndarray]] | None = None
+        self._made: tuple[str, Any, dict[str, np.ndarray]] | None = None
+        self._want: Mapping[str, np.ndarray] | None = None
 
     def run_group(self, items: Sequence[PlanItem], binaries: Mapping[str, Binary], tools: Binary) -> Iterator[dict[str, Any]]:
         """The versions of one shape: yield {item, kind, payload, clocks}, every check first; then the timings of those that
@@ -66,28 +67,41 @@ class Bench:
                 timing = timings[items[place].version]
                 yield {"item": place, "kind": "timing", "payload": timing.to_dict(), "clocks": dict(timing.clocks_after)}
 
-    def _memory(self, item: PlanItem, inputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        """Inputs, anew since a kernel may spoil them, and poisoned buffers."""
+    def _memory(self, item: PlanItem, inputs: Mapping[str, np.ndarray], blank: bool = False) -> dict[str, Any]:
+        """Inputs, anew since a kernel may spoil them, and poisoned buffers; `blank`: buffers whose values are not set."""
         memory = {name: self.device.upload(array) for name, array in inputs.items()}
         for name, buffer in item.buffers.items():
-            if buffer["role"] == "output":
+            if blank:
+                memory[name] = self.device.allocate(buffer["shape"], buffer["dtype"])
+            elif buffer["role"] == "output":
                 memory[name] = self.device.upload(poison(tuple(buffer["shape"]), buffer["dtype"]))
             else:  # scratch can be large, and nobody looks at its values: all bits set, a NaN in every float
                 memory[name] = self.device.allocate(buffer["shape"], buffer["dtype"])
                 self.device.fill(memory[name], 0xFF)
         return memory
 
-    def _host_data(self, item: PlanItem) -> tuple[Any, dict[str, np.ndarray], Mapping[str, np.ndarray]]:
+    def run_once(self, item: PlanItem, binaries: Mapping[str, Binary], blank: bool = False) -> None:
+        """The item's launches, once, and nothing else on the GPU; `blank`: outputs and scratch as they were allocated."""
+        self._work(item, binaries, [self._memory(item, self._inputs(item)[1], blank)]).run(0)
+        self.device.synchronize()
+
+    def _inputs(self, item: PlanItem) -> tuple[Any, dict[str, np.ndarray]]:
+        """(shape, inputs) of an item; kept until another shape is asked for."""
         key = json.dumps(item.shape, sort_keys=True)
-        if self._host is None or self._host[0] != key:
-            self._host = None  # before the next shape's arrays take memory
+        if self._made is None or self._made[0] != key:
+            self._made = self._want = None  # before the next shape's arrays take memory
             shape = self.study.make_shape(**item.shape)
             if inputs_hash(self.study, shape) != item.identity.inputs:
                 raise PerflabError(f"the study here makes other inputs for {dict(item.shape)} than the plan was made "
                                    "for: it changed since. Make the plan, or pack it, again")
-            inputs = self.study.make_inputs(shape)
-            self._host = key, shape, inputs, self.study.reference(shape, inputs)
-        return self._host[1:]
+            self._made = key, shape, self.study.make_inputs(shape)
+        return self._made[1:]
+
+    def _host_data(self, item: PlanItem) -> tuple[Any, dict[str, np.ndarray], Mapping[str, np.ndarray]]:
+        shape, inputs = self._inputs(item)
+        if self._want is None:
+            self._want = self.study.reference(shape, inputs)
+        return shape, inputs, self._want
 
     def _work(self, item: PlanItem, binaries: Mapping[str, Binary], memory: Sequence[Mapping[str, Any]]) -> Work:
         """The item's launches on each set of memory."""
@@ -155,8 +169,8 @@ def measure(plan: Plan, worker: Worker, on_record: Callable[[Record], object], o
     PerflabError if the machine has no GPU, or one that cannot run the plan's code, or no longer answers.
     """
     begin = time.monotonic()
-    device = _describe(worker)
-    _refuse_other_architecture(plan, device)
+    device = describe(worker)
+    refuse_other_architecture(plan, device)
     if canonical_gpu(device["name"]) != canonical_gpu(plan.gpu):
         on_note(f"planned for {plan.gpu}, measured on {device['name']}: launches and estimates are the former's")
     labels = dict(zip(map(_key, plan.items), shape_labels([item.shape for item in plan.items]), strict=True))
@@ -176,7 +190,7 @@ def measure(plan: Plan, worker: Worker, on_record: Callable[[Record], object], o
             else:
                 for found in results:
                     item = group[found["item"]]
-                    _hand_over(_record(plan, item, device, found), on_record, on_note)
+                    hand_over(record_of(plan, item, device, found), on_record, on_note)
                     on_note(_in_words(f"{item.version}, {labels[_key(item)]}", found))
                 records, done = records + len(results), done + (0 if problem else len(group))
                 on_progress(seconds)
@@ -185,7 +199,7 @@ def measure(plan: Plan, worker: Worker, on_record: Callable[[Record], object], o
                     failed.append(f"{group[0].version}, {labels[_key(group[0])]}: {problem}")
                     on_note(f"FAILED  {failed[-1]}")
                 worker.stop()  # a fault takes the process's GPU context with it
-                _describe(worker)
+                describe(worker)
     except KeyboardInterrupt:
         early = "Ctrl-C"
         worker.stop()
@@ -198,7 +212,7 @@ def _key(item: PlanItem) -> tuple[str, str]:
     return item.version, json.dumps(item.shape, sort_keys=True)
 
 
-def _describe(worker: Worker) -> dict[str, Any]:
+def describe(worker: Worker) -> dict[str, Any]:
     """What GPU is there. Raises PerflabError, so that a run ends whose every item would fail the same way."""
     try:
         return worker.call("describe", DESCRIBE_SECONDS)
@@ -206,7 +220,7 @@ def _describe(worker: Worker) -> dict[str, Any]:
         raise PerflabError(f"the GPU machine does not answer: {error}") from error
 
 
-def _refuse_other_architecture(plan: Plan, device: Mapping[str, Any]) -> None:
+def refuse_other_architecture(plan: Plan, device: Mapping[str, Any]) -> None:
     built_for = dict.fromkeys(binary.architecture for binary in (*plan.binaries.values(), plan.tools))
     wrong = [architecture for architecture in built_for if not runs_on(architecture, device["capability"])]
     if wrong:
@@ -235,7 +249,7 @@ def _take(plan: Plan, group: Sequence[PlanItem], worker: Worker,
     return results, None
 
 
-def _hand_over(record: Record, on_record: Callable[[Record], object], on_note: Callable[[str], object]) -> None:
+def hand_over(record: Record, on_record: Callable[[Record], object], on_note: Callable[[str], object]) -> None:
     try:
         on_record(record)
     except Exception as error:  # a full disk: the run ends, but the result is not lost
@@ -243,7 +257,7 @@ def _hand_over(record: Record, on_record: Callable[[Record], object], on_note: C
         raise
 
 
-def _record(plan: Plan, item: PlanItem, device: Mapping[str, Any], found: Mapping[str, Any]) -> Record:
+def record_of(plan: Plan, item: PlanItem, device: Mapping[str, Any], found: Mapping[str, Any]) -> Record:
     """A result with where it is from: build, device, identity, conditions, and now."""
     built = [plan.binaries[launch["binary"]] for launch in item.launches]
     clocks = found["clocks"]

@@ -1,7 +1,8 @@
 """A plan as one file for a machine that has only Python, numpy, CuPy, nvidia-ml-py and a driver; and the same over ssh.
 
 The file is a zip that Python runs. It unpacks itself into a temporary folder, for a study reads files beside it, and
-knows `plan`, `run -o records.jsonl` and `worker`. Over ssh it is unpacked once, and its worker is spoken to from here.
+knows `plan`, `run`, `counters`, `sanitize`, `all` (each with -o records.jsonl) and `worker`. Over ssh it is unpacked
+once, and its worker is spoken to from here.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import zipfile
@@ -26,9 +28,12 @@ from pathlib import Path
 from typing import Any
 
 from perflab.errors import PerflabError
-from perflab.measuring import Outcome, measure
+from perflab.launching import Target, launch_items
+from perflab.measuring import Outcome, describe, measure, refuse_other_architecture
+from perflab.ncu import CACHE_CONTROLS, count_plan
 from perflab.planning import Plan
-from perflab.records import Record, RecordFile
+from perflab.records import Record, RecordFile, RecordStore
+from perflab.sanitizer import sanitize_plan, smallest
 from perflab.worker import Worker
 from perflab.worker import main as serve_worker
 
@@ -37,7 +42,7 @@ UPLOAD_SECONDS = 120
 GRACE_SECONDS = 0.5  # an idle worker ends by itself; a busy one must not hold the GPU beside the next worker
 _SKIPPED = {"__pycache__", ".ipynb_checkpoints"}
 
-MAIN = '''"""Measures a perflab plan on this machine: python {file} plan | run -o records.jsonl | worker"""
+MAIN = '''"""Measures a perflab plan on this machine: python {file} plan | run, counters, sanitize, all -o records.jsonl"""
 import os, runpy, sys, tempfile, zipfile
 
 if sys.version_info < (3, 11):
@@ -72,7 +77,7 @@ def pack(plan: Plan, study_folder: Path, out: Path | str) -> Path:
 
 def _zipped(plan: Plan, study_folder: Path) -> bytes:
     own = Path(__file__).parent
-    sources = sorted([*own.glob("*.py"), *own.glob("facts/*.csv")])
+    sources = sorted([*own.glob("*.py"), *own.glob("emulator/*.py"), *own.glob("facts/*.csv")])
     files = {f"perflab/{file.relative_to(own)}": file.read_bytes() for file in sources}
     for file in sorted(study_folder.rglob("*")):
         if file.is_file() and not _SKIPPED & set(file.parts):
@@ -99,15 +104,20 @@ def main(folder: str, arguments: Sequence[str] | None = None) -> int:
     if chosen.command == "plan":
         print(plan)
         return 0
+    if chosen.command == "launch":
+        return _launch(plan, chosen)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a batch system's end of time: as Ctrl-C
     try:
         if chosen.command == "rivals":
             return _rivals(plan, folder, RecordFile(chosen.output), chosen.only, chosen.cells)
-        outcome = _run(plan, folder, RecordFile(chosen.output), chosen.limit_seconds, chosen.item_limit_seconds)
+        outcomes = _PARTS[chosen.command](plan, folder, RecordFile(chosen.output), chosen)
     except PerflabError as error:
         print(error, file=sys.stderr)
         return 2
-    return 1 if outcome.failed or outcome.left else 0
+    except KeyboardInterrupt:
+        print("stopped; what was recorded is kept", file=sys.stderr)
+        return 1
+    return 1 if any(outcome.failed or outcome.left for outcome in outcomes) else 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -118,6 +128,21 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("-o", "--output", required=True, help="file of records; an item's are appended when it ends")
     run.add_argument("--limit-seconds", type=float, help="start nothing that would end later than this")
     run.add_argument("--item-limit-seconds", type=float, help="end an item that takes longer: it hangs")
+    for name, words in (("counters", "hardware counters of every version, by ncu"),
+                        ("sanitize", "every version at its smallest shape under compute-sanitizer's four tools"),
+                        ("all", "checks and times, then counters, then the sanitizer: what matters most within the time")):
+        part = commands.add_parser(name, help=f"{words}; what the output file already holds is not taken again")
+        part.add_argument("-o", "--output", required=True, help="file of records; appended as they come")
+        part.add_argument("--limit-seconds", type=float, help="end within about this time")
+        part.add_argument("--item-limit-seconds", type=float, help="end an item (or ncu's run of a shape) that takes longer")
+        part.add_argument("--shapes", type=int, help="counters of the first N shapes only")
+        part.add_argument("--cache-control", choices=CACHE_CONTROLS, default="all",
+                          help="flush caches before each replay, or not")
+    launch = commands.add_parser("launch", help="run items once, nothing else; `counters` and `sanitize` start it under a tool")
+    launch.add_argument("--items", required=True, help="indices into the plan, with commas")
+    launch.add_argument("--notes", required=True, type=Path, help="file to note in what began and ended")
+    launch.add_argument("--blank", action="store_true", help="outputs and scratch keep what their memory held")
+    launch.add_argument("--no-pool", action="store_true", help="every array is an allocation of its own")
     others = commands.add_parser("rivals", help="what is installed here, checked and timed like the study's own versions")
     others.add_argument("-o", "--output", required=True, help="file of records; each is appended as soon as it is taken")
     others.add_argument("--only", action="append", help="this rival only; may be repeated")
@@ -126,17 +151,95 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(plan: Plan, folder: str, output: RecordFile, limit_seconds: float | None,
-         item_limit_seconds: float | None = None) -> Outcome:
-    """Measure what `output` does not hold yet, in a worker process of this same file."""
-    with Worker([sys.executable, str(Path(folder) / "__main__.py"), "worker"]) as worker:
+def _command(folder: str) -> list[str]:
+    return [sys.executable, str(Path(folder) / "__main__.py"), "worker"]
+
+
+def _run(plan: Plan, folder: str, output: RecordFile, chosen: argparse.Namespace) -> list[Outcome]:
+    """Check and time what `output` does not hold yet, in a worker process of this same file."""
+    with Worker(_command(folder)) as worker:
         name = worker.call("describe", UPLOAD_SECONDS)["name"]
         rest = plan.without(output.read(), name)
         if len(rest.items) < len(plan.items):
             print(f"{len(plan.items) - len(rest.items)} of {len(plan.items)} items are in {output.path} already")
         print(rest, flush=True)
-        return measure(rest, worker, output.append, _print_now, budget_seconds=limit_seconds,
-                       item_limit_seconds=item_limit_seconds)
+        return [measure(rest, worker, output.append, _print_now, budget_seconds=chosen.limit_seconds,
+                        item_limit_seconds=chosen.item_limit_seconds)]
+
+
+def _device(plan: Plan, folder: str) -> dict[str, Any]:
+    """What GPU is here, from a process that ends again: it must not share the GPU with a tool's."""
+    with Worker(_command(folder)) as worker:
+        device = describe(worker)
+    refuse_other_architecture(plan, device)
+    return device
+
+
+def _left(plan: Plan, indices: Sequence[int], output: RecordFile, name: str, kind: str) -> list[int]:
+    """Those of the plan's items that `output` holds no such record of."""
+    rest = plan.without(output.read(), name, kind).items
+    left = [index for index in indices if plan.items[index] in rest]
+    if len(left) < len(indices):
+        print(f"{len(indices) - len(left)} of {len(indices)} are in {output.path} already")
+    return left
+
+
+def _counters(plan: Plan, folder: str, output: RecordFile, chosen: argparse.Namespace) -> list[Outcome]:
+    """Hardware counters of what `output` holds none of yet."""
+    device = _device(plan, folder)
+    shapes = [json.dumps(item.shape, sort_keys=True) for item in plan.items]
+    first = list(dict.fromkeys(shapes))[: chosen.shapes]
+    left = _left(plan, [k for k, shape in enumerate(shapes) if shape in first], output, device["name"], "counts")
+    return [count_plan(plan, left, Target(Path(folder) / "__main__.py"), device, output.append, _print_now,
+                       chosen.cache_control, chosen.limit_seconds, chosen.item_limit_seconds)]
+
+
+def _sanitize(plan: Plan, folder: str, output: RecordFile, chosen: argparse.Namespace) -> list[Outcome]:
+    """compute-sanitizer's findings on the versions of which `output` holds none yet."""
+    device = _device(plan, folder)
+    left = _left(plan, smallest(plan), output, device["name"], "faults")
+    return [sanitize_plan(plan, left, Target(Path(folder) / "__main__.py"), device, output.append, _print_now,
+                          budget_seconds=chosen.limit_seconds)]
+
+
+def _launch(plan: Plan, chosen: argparse.Namespace) -> int:
+    """The target of a tool: these items, once each."""
+    items = [int(index) for index in chosen.items.split(",")]
+    return 1 if launch_items(plan, items, chosen.notes, chosen.blank, not chosen.no_pool) else 0
+
+
+SHARES = {"run": 0.55, "counters": 0.6, "sanitize": 1.0}
+"""Of the time that is left when a part's turn comes, the share that it may take: checks and times are worth most."""
+
+
+def _all(plan: Plan, folder: str, output: RecordFile, chosen: argparse.Namespace) -> list[Outcome]:
+    """Every part in turn; what a part leaves of its time the next one has, and the checks and times what is left at the end.
+
+    A part that cannot be done here (no ncu) is said, and the others are done.
+    """
+    begin = time.monotonic()
+
+    def part(name: str, share: float) -> list[Outcome]:
+        left = None if chosen.limit_seconds is None else chosen.limit_seconds - (time.monotonic() - begin)
+        _print_now(f"---- {name}" + ("" if left is None else f", {left * share:.0f} s"))
+        try:
+            return _PARTS[name](plan, folder, output, _with(chosen, limit_seconds=left and left * share))
+        except PerflabError as error:
+            _print_now(f"{name} cannot be done: {error}")
+            return [Outcome(0, 0, (f"{name}: {error}",), 0)]
+
+    first, *others = (part(name, share) for name, share in SHARES.items())
+    again = part("run", 1.0) if first[0].left else first
+    return [outcome for several in (again, *others) for outcome in several]
+
+
+def _with(chosen: argparse.Namespace, **changed: Any) -> argparse.Namespace:
+    return argparse.Namespace(**{**vars(chosen), **changed})
+
+
+_PARTS: dict[str, Callable[[Plan, str, RecordFile, argparse.Namespace], list[Outcome]]] = {
+    "run": _run, "counters": _counters, "sanitize": _sanitize, "all": _all,
+}
 
 
 def _rivals(plan: Plan, folder: str, output: RecordFile, only: Sequence[str] | None, cells: str) -> int:
@@ -148,7 +251,7 @@ def _rivals(plan: Plan, folder: str, output: RecordFile, only: Sequence[str] | N
     shapes = load_rivals(plan.folder).shapes(load_study(plan.folder))
     first, _, last = cells.rpartition("-")
     chosen = shapes[int(first or 1) - 1 : int(last) if last else None]
-    with Worker([sys.executable, str(Path(folder) / "__main__.py"), "worker"]) as worker:
+    with Worker(_command(folder)) as worker:
         outcome = measure_rivals(plan, chosen, worker, output.append, _print_now, only)
     return 1 if outcome.failed or outcome.left else 0
 
@@ -172,6 +275,18 @@ def _end_with_input() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+# ---------------------------------------------------------------- under tools, on this machine
+def measure_by_tool(plan: Plan, study_folder: Path, part: str, store: RecordStore, *arguments: str) -> int:
+    """Run `counters` or `sanitize` of a packed file here and keep its records; returns its exit status (2: it said why)."""
+    with tempfile.TemporaryDirectory(prefix="perflab-") as folder:
+        file, records = pack(plan, study_folder, Path(folder) / "plan.pyz"), Path(folder) / "records.jsonl"
+        try:
+            return subprocess.run([sys.executable, str(file), part, "-o", str(records), *arguments]).returncode
+        finally:
+            if records.exists():
+                store.import_file(records)
 
 
 # ---------------------------------------------------------------- over ssh

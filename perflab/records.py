@@ -19,7 +19,7 @@ from typing import Any
 from perflab.errors import PerflabError
 
 SCHEMA = 1
-KINDS = ("timing", "check")
+KINDS = ("timing", "check", "counts", "faults")
 _FIELDS = {"study": str, "version": str, "dtype": str, "shape": dict, "gpu": dict, "provenance": dict}
 
 
@@ -38,7 +38,8 @@ class Identity:
 class Record:
     """One result: of which version, shape and GPU, and how it came to be.
 
-    kind       timing or check; `payload` is the result, in SI units, as its own module writes it
+    kind       timing, check, counts (hardware counters) or faults (the sanitizer's); `payload` is the result, in SI units,
+               as its own module writes it
     gpu        name, uuid and capability as the device reports them
     provenance code, launches, inputs, method, nvrtc, options, driver, clocks, power_limit_watts, packages, commit, utc
     """
@@ -66,14 +67,15 @@ class Record:
     @property
     def timing(self) -> Mapping[str, Any]:
         """The payload of a timing, for `Timing.from_dict`."""
-        return self._payload_of("timing")
+        return self.payload_of("timing")
 
     @property
     def check(self) -> Mapping[str, Any]:
         """The payload of a check, for `Check.from_dict`."""
-        return self._payload_of("check")
+        return self.payload_of("check")
 
-    def _payload_of(self, kind: str) -> Mapping[str, Any]:
+    def payload_of(self, kind: str) -> Mapping[str, Any]:
+        """The payload, if it is of that kind; else PerflabError."""
         if kind != self.kind:
             raise PerflabError(f"this record of {self.study}/{self.version} holds {self.kind}, not {kind}")
         return self.payload

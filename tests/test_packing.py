@@ -12,11 +12,12 @@ import zipfile
 from dataclasses import replace
 from pathlib import Path
 
+import fake_tools
 import pytest
 from saxpy_workspace import ENVIRONMENT, KERNELS, environment, fake_ssh, make_study, planned
 
 from perflab.errors import PerflabError
-from perflab.packing import measure_over_ssh, pack
+from perflab.packing import measure_by_tool, measure_over_ssh, pack
 from perflab.planning import Plan
 from perflab.records import Record, RecordFile, RecordStore
 
@@ -160,6 +161,54 @@ def test_a_worker_ends_with_its_input_even_while_it_hangs(folder: Path, tmp_path
     worker.stdin.write(json.dumps({"task": "measure", "payload": payload}) + "\n")
     worker.stdin.close()
     assert worker.wait(timeout=60) == 1
+
+
+# ---------------------------------------------------------------- under tools
+@pytest.fixture(scope="module")
+def tools(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A PATH with a fake ncu and a fake compute-sanitizer."""
+    return fake_tools.install(tmp_path_factory.mktemp("bin"))
+
+
+def test_counters_and_sanitize_go_on_where_they_stopped(packed: Path, tools: str, tmp_path: Path) -> None:
+    output = tmp_path / "r.jsonl"
+    first = started(packed, "counters", "-o", str(output), "--shapes", "1", PATH=tools)
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert [(r.kind, r.version, r.shape["n"]) for r in RecordFile(output).read()] == [
+        ("counts", "plain", 4000), ("counts", "half", 4000)]
+    again = started(packed, "counters", "-o", str(output), "--cache-control", "none", PATH=tools)
+    assert "2 of 4 are in" in again.stdout and again.stdout.count("counted") == 2
+    assert RecordFile(output).read()[3].payload["cache_control"] == "none"
+    assert started(packed, "sanitize", "-o", str(output), PATH=tools).returncode == 0
+    kinds = [r.kind for r in RecordFile(output).read()]
+    assert kinds == ["counts"] * 4 + ["faults"] * 2
+    store = RecordStore(tmp_path / "records")
+    assert store.import_file(output) == (6, 0)
+    assert store.find("saxpy", "half", {"n": 1000}, "H200", "faults").payload["tools"]["memcheck"]["faults"]  # type: ignore
+
+
+def test_all_in_one_go_and_without_ncu_the_rest(packed: Path, tools: str, tmp_path: Path) -> None:
+    output = tmp_path / "r.jsonl"
+    done = started(packed, "all", "-o", str(output), "--limit-seconds", "400", PATH=tools, PERFLAB_FAKE_TOOL="permission")
+    assert done.returncode == 1  # a part could not be done
+    assert "counters cannot be done: the driver lets only administrators" in done.stdout
+    kinds = [r.kind for r in RecordFile(output).read()]
+    assert kinds.count("check") == 4 and kinds.count("timing") == 2 and kinds.count("faults") == 2 and "counts" not in kinds
+    again = started(packed, "all", "-o", str(output), "--limit-seconds", "400", PATH=tools)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert [r.kind for r in RecordFile(output).read()] == [*kinds, *["counts"] * 4]
+
+
+def test_a_tool_here_keeps_its_records_in_the_store(
+    plan: Plan, folder: Path, tools: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {**ENVIRONMENT, "PATH": tools}.items():
+        monkeypatch.setenv(name, value)
+    store = RecordStore(tmp_path)
+    assert measure_by_tool(plan, folder, "counters", store, "--shapes", "1") == 0
+    assert store.find("saxpy", "plain", {"n": 4000}, "H200", "counts").payload["launches"]  # type: ignore[union-attr]
+    monkeypatch.setenv("PERFLAB_FAKE_TOOL", "old")
+    assert measure_by_tool(plan, folder, "counters", store) == 2
 
 
 # ---------------------------------------------------------------- ssh
