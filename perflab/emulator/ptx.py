@@ -101,11 +101,15 @@ class Place:
     """A source position; `inlined_at` is where the function it stands in was inlined, and so on outwards (None: it was not).
 
     file is as the compiler wrote it; line 0 is code the compiler made up: the parser replaces it by the line before it.
+    In a text without line numbers file is "ptx" and line that of the text.
     """
 
     file: str
     line: int
     inlined_at: Place | None = None
+
+    def __str__(self) -> str:
+        return f"{self.file.rsplit('/', 1)[-1]}:{self.line}"
 
 
 @dataclass(frozen=True)
@@ -136,7 +140,8 @@ class Instruction:
 @dataclass(frozen=True)
 class Variable:
     """A .global, .const, .shared, .local or .param variable; `initial` is its content where it has one (addresses of other
-    variables in an initialiser are not supported: PtxError). size_bytes 0: extern dynamic shared memory."""
+    variables in an initialiser are not supported: PtxError). .global and .const ones without it are zeros: NVRTC leaves out
+    `= 0`. size_bytes 0: extern dynamic shared memory."""
 
     name: str
     space: str
@@ -150,7 +155,8 @@ class Function:
     """An .entry or a .func: `parameters` and `results` are .param variables (in order); `body` holds Instruction and Label.
 
     registers: name with its % -> bits (1 for a predicate, else 8, 16, 32, 64, 128); variables: .shared and .local ones of the
-    body. max_threads: of .maxntid or .reqntid as a product, None without. body is empty for an extern declaration.
+    body, and .param ones that its calls pass. max_threads: of .maxntid or .reqntid as a product, None without. body is empty
+    for an extern declaration. What is declared in an inner scope { … } has the scope's number behind its name.
     """
 
     name: str
@@ -170,3 +176,10 @@ class Module:
     target: str
     functions: Mapping[str, Function]
     variables: Mapping[str, Variable]
+
+
+def parse(text: str) -> Module:
+    """Read one PTX text, as NVRTC (or a person) writes it. Raises PtxError naming the line of PTX."""
+    from perflab.emulator.ptx_parser import Parser  # which is written in terms of the classes above
+
+    return Parser(text).module()
