@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from perflab.emulator.ptx import Place
@@ -62,24 +62,39 @@ class Fault:
 
 
 class FaultLog:
-    """Collects faults, one a cause: (kind, site, other site). Later occurrences only raise `times`."""
+    """Collects faults, one a cause: kind and source places, for an unrolled loop is many instructions of one line. Later
+    occurrences only raise `times`.
+    """
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str, int, int], Fault] = {}
+        self._found: dict[tuple[str, ...], Fault] = {}
 
     def add(self, fault: Fault, site: int, other_site: int = -1) -> None:
         """Note a fault of an instruction; `other_site` is that of the other access of a race (the pair is unordered)."""
-        key = (fault.kind, *((site, other_site) if other_site < 0 else sorted((site, other_site))))
+        key = (fault.kind, *sorted(_outwards(place) for place in (fault.place, fault.other) if place))
         known = self._found.get(key)
         self._found[key] = fault if known is None else replace(known, times=known.times + fault.times)
 
     def __bool__(self) -> bool:
         return bool(self._found)
 
-    def __iter__(self) -> Iterable[Fault]:
+    def __iter__(self) -> Iterator[Fault]:
         return iter(self.faults)
 
     @property
     def faults(self) -> tuple[Fault, ...]:
         """All of them, by file and line."""
         return tuple(sorted(self._found.values(), key=lambda f: (f.file, f.line, f.kind, f.message)))
+
+
+def _outwards(place: Place) -> str:
+    """A place with where it was inlined, in words."""
+    return f"{place} < {_outwards(place.inlined_at)}" if place.inlined_at else str(place)
+
+
+def access_words(kind: str, role: str, size_bytes: int, where: str, lanes: int) -> str:
+    """The message of a wrong access. role: 'load', 'store', 'atomic'; lanes: of one warp that did the same."""
+    what = f"{role} of {size_bytes} byte{'s' if size_bytes > 1 else ''} at {where}"
+    why = {"uninitialised": ", which nobody wrote before", "read-only load": (
+        ", which this launch wrote" if role == "load" else ", which was loaded as read-only")}.get(kind, "")
+    return f"{what}{why} ({lanes} lane{'s' if lanes > 1 else ''} of a warp)"

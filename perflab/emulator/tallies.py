@@ -13,7 +13,7 @@ from perflab.emulator.program import Program
 REQUESTS, LANES, UNITS, IDEAL = range(4)
 """Columns of `Tally.sites`:
 
-every guarded instruction, memory access, collective:
+guarded computing, branches and barriers; every memory access and collective:
   REQUESTS  warp executions with at least one lane that takes part (guard true)
   LANES     lanes that took part, summed
 global load, store, atomic (also generic ones, for the lanes that lie in global memory):
@@ -79,13 +79,28 @@ class Job:
 
 
 # A machine is a function run(job: Job, arena: Arena, log: FaultLog) -> Tally.
-__all__ = ["IDEAL", "LANES", "REQUESTS", "UNITS", "Arena", "FaultLog", "Job", "Tally", "wavefronts"]
+__all__ = ["IDEAL", "LANES", "REQUESTS", "UNITS", "Arena", "FaultLog", "Job", "Tally", "sectors", "wavefronts"]
 
 
-def wavefronts(
-    addresses: np.ndarray, active: np.ndarray, lane_bytes: int, load: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """Shared-memory wavefronts, and how few they would be without a conflict; addresses [n, 32] int64, active [n, 32] bool.
+def sectors(rows: np.ndarray, offsets: np.ndarray, lane_bytes: int) -> tuple[int, int]:
+    """32-byte sectors of requests, and the fewest that the same bytes could need. rows: which request each lane belongs to,
+    ascending; offsets: byte offsets from a base that is a multiple of 32, themselves multiples of lane_bytes (at most 32)."""
+    shift = lane_bytes.bit_length() - 1
+    keys = (rows << 42) | (offsets >> shift)  # 2 ** 42 units of any size: more than an arena has
+    step = np.diff(keys)
+    if len(step) and int(step.min()) < 0:
+        keys = np.sort(keys)
+        step = np.diff(keys)
+    found = 1 + int(np.count_nonzero(np.diff(keys >> (5 - shift))))
+    begins = np.flatnonzero(np.diff(keys >> 42)) + 1
+    fresh = step != 0
+    distinct = np.diff(np.concatenate(([0], np.cumsum(fresh)[begins - 1], [int(fresh.sum()) + 1])))
+    return found, int((-(-distinct * lane_bytes // 32)).sum())
+
+
+def wavefronts(addresses: np.ndarray, active: np.ndarray | None, lane_bytes: int, load: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Shared-memory wavefronts, and how few they would be without a conflict; addresses [n, 32] int64, active [n, 32] bool
+    (None: all lanes) -> [n], [n].
 
     32 banks of 4 bytes; a wavefront serves any lanes, one word a bank. Lanes of up to 4 bytes go at once, of 8 bytes in two
     halves, of 16 bytes in four quarters (one without an active lane costs nothing). A *load* goes in half as many groups where
@@ -93,29 +108,48 @@ def wavefronts(
     Source: measured, 666 patterns on an H200 by Nsight Compute, all of them equal (data/experiments/h200_wavefronts.json).
     """
     group, unit = {8: (16, 8), 16: (8, 16)}.get(lane_bytes, (32, max(4, lane_bytes)))
-    units = np.where(active, addresses // unit, -1)
-    apart = _worst(units.reshape(-1, 32 // group, group), 128 // unit)
-    if load and group < 32:
-        together = _worst(units.reshape(-1, 16 // group, 2 * group), 128 // unit)
-        merges = _paired(units, 1) | _paired(units, 2)
-        return np.where(merges, together[0], apart[0]), np.where(merges, together[1], apart[1])
+    units = addresses >> (unit.bit_length() - 1)
+    if active is not None:
+        units = np.where(active, units, -1)
+    apart = _in_groups(units, group, 128 // unit)
+    if not load or group == 32:
+        return apart
+    merging = np.flatnonzero(_paired(units[:, :4], 1) | _paired(units[:, :4], 2))  # few get past their first lanes
+    merging = merging[_paired(units[merging], 1) | _paired(units[merging], 2)]
+    if len(merging):
+        for found, together in zip(apart, _in_groups(units[merging], 2 * group, 128 // unit), strict=True):
+            found[merging] = together
     return apart
 
 
 def _paired(units: np.ndarray, step: int) -> np.ndarray:
     """[n] bool: lanes i and i ^ step ask for one place, or one of them is idle."""
-    other = units[:, np.arange(32) ^ step]
-    return ((units == other) | (units < 0) | (other < 0)).all(axis=1)
+    pairs = units.reshape(len(units), units.shape[1] // (2 * step), 2, step)
+    one, other = pairs[:, :, 0], pairs[:, :, 1]
+    return ((one == other) | (one < 0) | (other < 0)).all(axis=(1, 2))
 
 
-def _worst(units: np.ndarray, banks: int) -> tuple[np.ndarray, np.ndarray]:
-    """Wavefronts of groups [n, groups, lanes] that go one after the other, and the number without a conflict; -1 is idle."""
-    ordered = np.sort(units, axis=2)
+def _in_groups(units: np.ndarray, group: int, banks: int) -> tuple[np.ndarray, np.ndarray]:
+    """Wavefronts where groups of lanes go one after the other, and the number without a conflict; units [n, 32], -1 is idle."""
+    groups = units.reshape(-1, group)
+    high = groups.max(axis=1)
+    low = groups.min(axis=1)
+    if len(low) and low.min() < 0:
+        low = np.where(groups < 0, np.iinfo(units.dtype).max, groups).min(axis=1)
+    worst = (high >= 0).astype(np.int64)
+    ideal = worst.copy()
+    far = np.flatnonzero(high - low >= banks)  # where it is less, no two of the words share a bank
+    if len(far):
+        worst[far], ideal[far] = _conflicts(groups[far], banks)
+    each = 32 // group
+    return worst.reshape(-1, each).sum(axis=1), ideal.reshape(-1, each).sum(axis=1)
+
+
+def _conflicts(units: np.ndarray, banks: int) -> tuple[np.ndarray, np.ndarray]:
+    """Distinct units in the busiest bank of each group [n, lanes] (-1: idle), and their number divided by the banks."""
+    ordered = np.sort(units, axis=1)
     fresh = ordered >= 0
-    fresh[:, :, 1:] &= ordered[:, :, 1:] != ordered[:, :, :-1]
-    bank = np.where(fresh, ordered % banks, -1)
-    worst = np.zeros(bank.shape[:2], np.int64)
-    for b in range(banks):
-        np.maximum(worst, (bank == b).sum(axis=2), out=worst)
-    distinct = fresh.sum(axis=2)
-    return worst.sum(axis=1), (-(-distinct // banks)).sum(axis=1)
+    fresh[:, 1:] &= ordered[:, 1:] != ordered[:, :-1]
+    key = np.arange(len(units))[:, None] * banks + ordered % banks
+    in_bank = np.bincount(key[fresh], minlength=len(units) * banks).reshape(-1, banks)
+    return in_bank.max(axis=1), -(-fresh.sum(axis=1) // banks)
