@@ -52,10 +52,10 @@ clean:
 	@touch $@
 
 # One stamp for each set of extras, so that a report waits for neither JupyterLab nor the test tools.
-.venv/.set-core: EXTRAS := $(GPU)
-.venv/.set-test: EXTRAS := test$(if $(GPU),$(comma)gpu)
-.venv/.set-lab: EXTRAS := lab$(if $(GPU),$(comma)gpu)
-.venv/.set-browser: EXTRAS := test$(comma)browser$(if $(GPU),$(comma)gpu)
+.venv/.set-core: EXTRAS := fast$(if $(GPU),$(comma)gpu)
+.venv/.set-test: EXTRAS := fast$(comma)test$(if $(GPU),$(comma)gpu)
+.venv/.set-lab: EXTRAS := fast$(comma)lab$(if $(GPU),$(comma)gpu)
+.venv/.set-browser: EXTRAS := fast$(comma)test$(comma)browser$(if $(GPU),$(comma)gpu)
 .venv/.set-%: .venv/.uv pyproject.toml requirements.lock
-	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --compile-bytecode -c requirements.lock -e '.$(if $(EXTRAS),[$(EXTRAS)])'
+	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --compile-bytecode -c requirements.lock -e '.[$(EXTRAS)]'
 	@touch $@

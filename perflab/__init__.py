@@ -22,6 +22,7 @@ _EXPORTS = {
     "gpu": "gpus",
     "gpu_names": "gpus",
     "largest_dynamic_shared": "occupancy_model",
+    "lint": "linting",
     "live": "machine",
     "load": "kernel",
     "occupancy": "occupancy_model",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from perflab.gpus import Gpu
     from perflab.planning import Plan
     from perflab.studies import Study
+    from perflab.workbench import Workbench
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True,
                   help="Performance analysis of CUDA kernels: every question but 'how fast' needs no GPU.")
@@ -22,6 +24,7 @@ Gpus = Annotated[list[str] | None, typer.Option("--gpu", help="A GPU or architec
 GpusOrAll = Annotated[list[str] | None, typer.Option("--gpu", help="A GPU or architecture; may be repeated; or 'all'.")]
 Name = Annotated[str | None, typer.Option(help="The kernel, for a template its instance: 'saxpy<float>'.")]
 Defines = Annotated[list[str] | None, typer.Option("--define", "-D", help="NAME=VALUE for the compiler.")]
+Shapes = Annotated[list[str] | None, typer.Option("--shape", help="A bundle's name, or sizes as q_len=9,heads=64; repeat.")]
 Versions = Annotated[list[str] | None, typer.Option("--version", help="Only this version; may be repeated.")]
 
 
@@ -107,14 +110,110 @@ def studies() -> None:
         typer.echo(str(study(name)))
 
 
+def _shapes(bench: Workbench, given: list[str] | None) -> list[tuple[str, Any]]:
+    """(label, shape) of each --shape; the study's bundles without any, else its first declared shape."""
+    declared = bench.study.bundles or {"declared": bench.study.shapes[0]}
+    if not given:
+        return list(declared.items())
+    return [(text, declared[text]) if text in declared else (text, bench.shape(**_sizes(text, declared))) for text in given]
+
+
+def _sizes(text: str, bundles: Mapping[str, Any]) -> dict[str, Any]:
+    """{"q_len": 9} for "q_len=9": whole numbers as such, all else as text."""
+    from perflab.errors import unknown
+
+    pairs = [item.partition("=") for item in text.split(",")]
+    if not all(separator for _, separator, _ in pairs):
+        raise unknown("bundle (and no sizes as in q_len=9,heads=64)", text, bundles)
+    return {name.strip(): int(value) if value.strip().lstrip("-").isdigit() else value.strip() for name, _, value in pairs}
+
+
 @app.command()
-def check(study: str, gpu: Annotated[str | None, typer.Option(help="Whose records to read.")] = None) -> None:
-    """The recorded comparison with float64 of every version at every bundle; exit code 1 if one fails."""
+def check(
+    study: str,
+    gpu: Annotated[str | None, typer.Option(help="Whose records to read; with --emulate, whose code to run.")] = None,
+    emulate: Annotated[bool, typer.Option("--emulate", help="Run on the CPU now, and look for faults.")] = False,
+    version: Versions = None,
+    shape: Shapes = None,
+    schedule: Annotated[str, typer.Option(help="With --emulate: forward, reversed or random:SEED.")] = "forward",
+) -> None:
+    """Every version at every bundle against float64, as recorded or (--emulate) run on the CPU; exit code 1 if one fails."""
     from perflab.workbench import study as opened
 
-    table = opened(study).parity(gpu)
-    typer.echo(str(table))
-    if any(str(row[0]).startswith("FAIL") for row in table.rows):
+    bench = opened(study)
+    chosen = bench.only(*version) if version else bench
+    if not emulate:
+        if shape:
+            raise PerflabError("--shape goes with --emulate; what is recorded is shown for the bundles")
+        table = chosen.parity(gpu)
+        typer.echo(str(table))
+        failed = any(str(row[0]).startswith("FAIL") for row in table.rows)
+    else:
+        failed = not _emulated(chosen, _shapes(bench, shape), gpu, schedule)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _emulated(bench: Workbench, shapes: list[tuple[str, Any]], gpu: str | None, schedule: str) -> bool:
+    """Print a line and the faults of each version at each shape; True when all that ran pass. None that ran is an error."""
+    from perflab.emulator.operations import Unsupported
+    from perflab.studies import NotApplicable
+
+    passed, ran = True, 0
+    for label, shape in shapes:
+        for bound in bench.versions:
+            try:
+                found: Any = bound.check(shape, gpu, emulate=True, schedule=schedule)
+            except (NotApplicable, Unsupported) as reason:
+                word = "n/a " if isinstance(reason, NotApplicable) else "NOT RUN"
+                typer.echo(f"{word}  [{bound.name}] {label}  {reason}")
+                continue
+            passed, ran = passed and found.passed, ran + 1
+            typer.echo("\n".join([found.line, *(f"      {fault}" for fault in found.faults)]))
+    if not ran:
+        raise PerflabError("no version could be run at any of these shapes: nothing was checked")
+    return passed
+
+
+@app.command()
+def count(
+    study: str,
+    version: Versions = None,
+    shape: Shapes = None,
+    gpu: Annotated[str | None, typer.Option(help="The GPU or architecture whose code is counted.")] = None,
+    sample: Annotated[int | None, typer.Option(help="Run this many blocks of a launch, and scale.")] = None,
+    lines: Annotated[bool, typer.Option("--lines", help="The source with counts beside each line, too.")] = False,
+) -> None:
+    """What each version does, counted on the CPU: traffic, sectors, FLOPs, instructions, conflicts; by source line."""
+    from perflab.emulator.operations import Unsupported
+    from perflab.studies import NotApplicable
+    from perflab.workbench import study as opened
+
+    bench = opened(study)
+    for _, chosen in _shapes(bench, shape or [next(iter(bench.study.bundles), "declared")]):
+        for bound in (bench.only(*version) if version else bench).versions:
+            try:
+                found = bound.count(chosen, gpu, sample)
+            except (NotApplicable, Unsupported) as reason:
+                typer.echo(f"not counted: {bound.name}: {reason}")
+                continue
+            typer.echo(f"{found}\n")
+            if lines:
+                typer.echo(f"{bound.source(counts=found)}\n")
+
+
+@app.command()
+def lint(
+    file: Path,
+    gpu: Gpus = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="For a pull request.")] = False,
+) -> None:
+    """Compile a file for every architecture, list spills, run its `// perflab:` trials for faults; exit code 1 on errors."""
+    from perflab.linting import lint as linted
+
+    found = linted(file, gpu)
+    typer.echo(found.markdown() if markdown else str(found))
+    if not found.passed:
         raise typer.Exit(1)
 
 
@@ -145,6 +244,18 @@ def _measure_rivals(study: Study, folder: Path, gpu: Gpu, names: list[str] | Non
         measure_rivals(plan, shapes, worker, lambda record: store.add([record]), bar.write, names, on_progress=bar.update)
 
 
+def _measure_by_tools(plan: Plan, folder: Path, parts: Mapping[str, bool], stale: bool) -> None:
+    from perflab.packing import measure_by_tool
+    from perflab.records import RecordStore
+    from perflab.workspaces import workspace
+
+    store, kinds = RecordStore(workspace().records), {"counters": "counts", "sanitize": "faults"}
+    for part in (part for part, wanted in parts.items() if wanted):
+        here = store.newest(plan.study, plan.gpu) if stale else []
+        if status := measure_by_tool(plan.without(here, plan.gpu, kinds[part]), folder, part, store):
+            raise typer.Exit(status)
+
+
 @app.command()
 def measure(
     study: str,
@@ -156,6 +267,8 @@ def measure(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
     item_limit: Annotated[float | None, typer.Option(help="Seconds after which an item is taken to hang.")] = None,
     rivals: Annotated[bool, typer.Option("--rivals", help="What is installed here, not the study's versions.")] = False,
+    counters: Annotated[bool, typer.Option("--counters", help="Hardware counters, by ncu, not times.")] = False,
+    sanitize: Annotated[bool, typer.Option("--sanitize", help="Under compute-sanitizer, each at its smallest shape.")] = False,
 ) -> None:
     """Check, then time, every version at every declared shape on a GPU; records are kept as they come."""
     from tqdm import tqdm
@@ -172,6 +285,13 @@ def measure(
     declared, folder = _study(study)
     if rivals:
         _measure_rivals(declared, folder, target, version, quick)
+        return
+    if counters or sanitize:
+        if on:
+            raise PerflabError(f"--counters and --sanitize run on this machine. On {on}: perflab pack {study} -o FILE, there "
+                               "python FILE counters -o records.jsonl (or sanitize), and here perflab import records.jsonl")
+        plan = _plan(declared, folder, target, version, False, quick)
+        _measure_by_tools(plan, folder, {"counters": counters, "sanitize": sanitize}, stale)
         return
     plan = _plan(declared, folder, target, version, stale, quick)
     typer.echo(str(plan))

@@ -7,16 +7,20 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perflab.compile import Binary, CompileError, Source, compile_source
 from perflab.errors import PerflabError
+from perflab.gpus import default_gpu
 from perflab.gpus import gpu as find_gpu
 from perflab.occupancy_model import Occupancy, comparison, occupancy
 from perflab.origins import join
 from perflab.resources import Resources, resources
 from perflab.sources import device_code, read_source
 from perflab.tables import Table
+
+if TYPE_CHECKING:
+    from perflab.emulator.counts import Counts
 
 HOST_CODE_LEFT_OUT = "-DPERFLAB_HOST_CODE_LEFT_OUT=1"
 """Stands among the options of a Binary made of a file's device code alone."""
@@ -81,6 +85,24 @@ class Kernel:
         if isinstance(gpu, (list, tuple)):
             return comparison([self.occupancy(one, block, dynamic_shared, grid, **more) for one in gpu])
         return occupancy_with(self.resources(gpu), gpu, block, dynamic_shared=dynamic_shared, grid=grid, **more)
+
+    def emulate(self, grid: Any, block: Any, args: Sequence[Any], dynamic_shared: int = 0, gpu: Any = None, *,
+                outputs: Sequence[Any] = (), scratch: Sequence[Any] = (), constants: Mapping[str, Any] | None = None,
+                **settings: Any) -> Counts:
+        """Run the kernel's PTX on the CPU: arrays among `args` are written in place; returns the `Counts`, with the faults.
+
+        args: C-contiguous numpy arrays, numbers, structs as bytes or numpy records, None for a null pointer. outputs and
+        scratch name arguments (by name or place) whose content counts as never written; constants: __constant__ and
+        __device__ variables by name. settings: machine, schedule, checking, counting, sample, see `emulation.Settings`.
+        Raises PerflabError for what a launch would refuse, Unsupported for an instruction that the emulator cannot do.
+        """
+        from perflab.emulator.emulation import Settings, emulate, parameter_names
+
+        chosen = default_gpu() if gpu is None else gpu
+        binary, names = self.binary(chosen), parameter_names(self.source.texts, self.name or self.entry(chosen))
+        return emulate(binary, self.entry(chosen), grid, block, args, dynamic_shared, label=self.label, names=names,
+                       outputs=outputs, scratch=scratch, constants=constants or {},
+                       settings=Settings(find_gpu(chosen), **settings))
 
     def entry(self, gpu: Any) -> str:
         """The mangled name under which a driver finds the kernel in the cubin."""

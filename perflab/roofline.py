@@ -8,7 +8,7 @@ Williams, Waterman, Patterson: Roofline, CACM 52(4), 2009.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -84,13 +84,17 @@ class Bound:
 
 @dataclass(frozen=True)
 class Point:
-    """Work done in a time: FLOP, bytes moved to or from one level of memory, seconds."""
+    """Work done in a time: FLOP, bytes moved to or from one level of memory, seconds.
+
+    kernel: whose bytes are counted in several ways; such points are joined and stand outside the story's arrows.
+    """
 
     name: str
     flops: float
     bytes: float
     seconds: float
     level: str = "DRAM"
+    kernel: str = ""
     origin: Origin = field(kw_only=True)
 
     def __post_init__(self) -> None:
@@ -131,6 +135,15 @@ class Point:
             causes = "; ".join(_causes(self, roof, l2_bytes))
             diagnosis = f"{self.name} is above the roof, at {tables.percent(fraction)} of {roof.name}: {causes}"
         return Bound(roof, self.flops / least_seconds, fraction, diagnosis)
+
+
+def counted_points(kernel: str, flops: float, moved: Mapping[str, float], seconds: float, origin: Origin) -> list[Point]:
+    """A point of a kernel for each way to count its bytes, most bytes first: "asked", "sectors", "unique".
+
+    What DRAM moved lies between the unique bytes and those of the sectors, as long as nothing is spilled or written back twice.
+    """
+    ordered = sorted(moved.items(), key=lambda item: -item[1])
+    return [Point(f"{kernel}: {name}", flops, count, seconds, kernel=kernel, origin=origin) for name, count in ordered]
 
 
 def _causes(point: Point, roof: Roof, l2_bytes: int | None) -> Iterator[str]:
@@ -286,15 +299,15 @@ def _draw_points(axes: Any, points: Sequence[Point]) -> None:
     import numpy as np
 
     at = [(point.intensity, point.rate / 1e12) for point in points]
-    arrow = {"arrowstyle": "-|>", "color": figures.GREY, "shrinkA": 6, "shrinkB": 6, "lw": 1.1}
-    for start, end in pairwise(at):
-        axes.annotate("", end, start, arrowprops=arrow)
+    _join(axes, points, at)
     boxes = [text.get_window_extent() for text in axes.texts if text.get_text()]
     taken = [box for box in boxes if box.height < 20]
     lines = [line.get_xydata() for line in axes.lines] + list(pairwise(at))
     ways = [*map(axes.transData.transform, lines), *((box.min, box.max) for box in boxes if box.height >= 20)]  # turned names
     spots = np.array([*map(axes.transData.transform, at), *(a + (b - a) * k / 100 for a, b in ways for k in range(101))])
-    for k, (point, xy) in enumerate(zip(points, at, strict=True)):
+    kernels = list(dict.fromkeys(point.kernel or point.name for point in points))
+    for point, xy in zip(points, at, strict=True):
+        k = kernels.index(point.kernel or point.name)
         color = figures.color(k)
         axes.plot(*xy, figures.marker(k), color=color, zorder=5)
         name = axes.annotate(point.name, xy, (0, 0), textcoords="offset points", va="center", fontsize=8.5, color=color)
@@ -313,3 +326,14 @@ def _draw_points(axes: Any, points: Sequence[Point]) -> None:
         if math.hypot(*best) > NEAR_POINTS + 1:
             leader = {"arrowstyle": "-", "color": color, "lw": 0.7, "shrinkA": 1, "shrinkB": 4}
             axes.annotate("", xy, best, textcoords="offset points", arrowprops=leader)
+
+
+def _join(axes: Any, points: Sequence[Point], at: Sequence[tuple[float, float]]) -> None:
+    """Arrows from each point of the story to the next; a line through the points of one kernel."""
+    arrow = {"arrowstyle": "-|>", "color": figures.GREY, "shrinkA": 6, "shrinkB": 6, "lw": 1.1}
+    story = [xy for point, xy in zip(points, at, strict=True) if not point.kernel]
+    for start, end in pairwise(story):
+        axes.annotate("", end, start, arrowprops=arrow)
+    for (one, start), (other, end) in pairwise(zip(points, at, strict=True)):
+        if one.kernel and one.kernel == other.kernel:
+            axes.annotate("", end, start, arrowprops={**arrow, "arrowstyle": "-", "ls": (0, (1, 2))})

@@ -16,22 +16,20 @@ from perflab.errors import PerflabError
 from perflab.figures import Picture
 from perflab.gpus import Gpu
 from perflab.gpus import gpu as find_gpu
-from perflab.listing import Listing
 from perflab.machine import default_gpu
 from perflab.measurement import CALCULATED, Measurement, describe, floor_seconds, ratio_interval, speed_up, stale_notes
 from perflab.measuring import measure
 from perflab.occupancy_model import Occupancy
 from perflab.origins import Origin, join
-from perflab.planning import identity_of, make_plan, shape_labels
+from perflab.planning import make_plan, shape_labels
 from perflab.published import published_table
-from perflab.records import Identity, Record, RecordStore, stale_reasons
-from perflab.resources import Resources
+from perflab.records import Record, RecordStore, stale_reasons
 from perflab.rivals import load_rivals
-from perflab.roofline import Point, Roof, Roofline, datasheet_roofs
+from perflab.roofline import Point, Roof, Roofline, counted_points, datasheet_roofs
 from perflab.standings import rivals_picture, rivals_table
-from perflab.studies import Launch, NotApplicable, Study, Version, load_study, triple
+from perflab.studies import Launch, NotApplicable, Study, load_study, triple
 from perflab.tables import Table
-from perflab.timing import Timing
+from perflab.versions import BoundVersion, occupancy_of
 from perflab.workspaces import Workspace, workspace
 
 
@@ -39,98 +37,6 @@ def study(name: str) -> Workbench:
     """The study of that name in the current workspace; an unknown name is an error that lists those there are."""
     here = workspace()
     return Workbench(here, load_study(here.study_folder(name)))
-
-
-# ---------------------------------------------------------------- one version
-class BoundVersion:
-    """One version of a study, with its verbs. A method that takes `gpu` takes a name or a `Gpu`."""
-
-    def __init__(self, bench: Workbench, version: Version) -> None:
-        self.bench = bench
-        self.version = version
-        self.name = version.name
-
-    def launches(self, shape: Any, gpu: str | Gpu) -> list[Launch]:
-        """The launches at a shape; NotApplicable, with the arithmetic, where the version cannot do it."""
-        return self.version.launches(shape, find_gpu(gpu))
-
-    def resources(self, gpu: Any = None) -> Resources | Table:
-        """Registers, shared memory, spills and SASS mix of the version's kernel; a list of GPUs gives one table."""
-        several = isinstance(gpu, (list, tuple))
-        if several or len(self.version.kernels) > 1:
-            return self.bench.only(self.name).resources(gpu if several else [gpu or default_gpu()])
-        return self.version.kernels[0].resources(gpu or default_gpu())
-
-    def occupancy(self, shape: Any, gpu: Any = None) -> Occupancy | Table:
-        """How the version fills the GPU at a shape: blocks and warps per SM, limiters, waves; lists give one table."""
-        gpus = gpu if isinstance(gpu, (list, tuple)) else [gpu or default_gpu()]
-        if gpus is not gpu and not isinstance(shape, (list, tuple)):
-            launches = self.launches(shape, gpus[0])
-            if len(launches) == 1:
-                return occupancy_of(launches[0], find_gpu(gpus[0]))
-        return self.bench.only(self.name).occupancy(shape, gpus)
-
-    def source(self, diff: bool = False) -> Listing:
-        """The version's source, highlighted; diff=True marks the lines that the version before does not have."""
-        before = self.bench.before(self.name) if diff else None
-        own = self.version.kernels[0].source
-        older = before.version.kernels[0].source.text if before else None
-        return Listing(own.file, own.text, older, before.name if before else "")
-
-    def identity(self, shape: Any, gpu: str | Gpu) -> Identity:
-        """Today's fingerprint of code, launches, inputs and method, which a fresh record shares."""
-        return identity_of(self.bench.study, self.version, shape, find_gpu(gpu))
-
-    def timing(self, shape: Any, gpu: str | Gpu | None = None) -> Measurement:
-        """The recorded times at a shape (live: measured now, where the GPU is in this machine). No record is an error."""
-        chosen = find_gpu(gpu or default_gpu())
-        self.launches(shape, chosen)
-        here = machine.gpu_here() if machine.is_live() else None
-        if here is not None and here.name == chosen.name:
-            return self.measure(shape)
-        record = self.bench.record(self.name, shape, chosen, "timing")
-        if record is None:
-            raise PerflabError(
-                f"no measurement of {self.bench.name}/{self.name} at {describe(shape)} on {chosen.name}: take one with "
-                f"`perflab measure {self.bench.name}` on such a GPU, or --on ssh://its-host"
-            )
-        return self._measurement(shape, chosen, record)
-
-    def _measurement(self, shape: Any, gpu: Gpu, record: Record) -> Measurement:
-        asked = self.version.asked_bytes(shape) if self.version.asked_bytes else None
-        work = self.bench.study.work_of(self.name, shape)
-        return Measurement(self.name, shape, gpu, Timing.from_dict(record.timing), work, asked, record.utc[:10],
-                           stale_reasons(record, self.identity(shape, gpu)), self.bench.study.dtype)
-
-    def check(self, shape: Any, gpu: str | Gpu | None = None) -> Check:
-        """The recorded comparison with the float64 reference at a shape. No record is an error."""
-        chosen = find_gpu(gpu or default_gpu())
-        record = self.bench.record(self.name, shape, chosen, "check")
-        if record is None:
-            raise PerflabError(f"no check of {self.bench.name}/{self.name} at {describe(shape)} on {chosen.name}: "
-                               f"take one with `perflab measure {self.bench.name}`")
-        return Check.from_dict(self.name, record.check)
-
-    def measure(self, shape: Any) -> Measurement:
-        """Check and time this version at a shape on the GPU of this machine, now; kept in the workspace's records."""
-        gpu = self.bench.measure(versions=[self.name], shapes=[shape])
-        record = self.bench.record(self.name, shape, gpu, "timing")
-        if record is None:
-            raise PerflabError(f"{self.name} was not timed at {describe(shape)}: {self.check(shape, gpu)}")
-        return self._measurement(shape, gpu, record)
-
-    def __str__(self) -> str:
-        return f"{self.bench.name}/{self.name}: {self.version.change}"
-
-    __repr__ = __str__
-
-
-def occupancy_of(launch: Launch, gpu: Gpu) -> Occupancy:
-    """The occupancy of one launch, from the kernel's compiled resources."""
-    grid = launch.grid if gpu.sm_count else None
-    found = launch.kernel.occupancy(gpu, block=launch.block, dynamic_shared=launch.dynamic_shared, grid=grid)
-    assert isinstance(found, Occupancy)
-    return found
 
 
 def _occupancy_cells(launch: Launch, found: Occupancy) -> tuple:
@@ -192,6 +98,10 @@ class Workbench:
         with Worker() as worker:
             measure(plan, worker, on_record=lambda record: self.store.add([record]), on_note=print)
         return gpu
+
+    def _taken_at(self, *shapes: Any) -> list[BoundVersion]:
+        """The versions that a whole measurement takes at one of these shapes: points of a tunable are taken at a few."""
+        return [b for b in self.versions if b.version.shapes is None or set(b.version.shapes) & set(shapes)]
 
     # ------------------------------------------------------------ tables
     def resources(self, gpus: Sequence[str | Gpu] | None = None) -> Table:
@@ -271,7 +181,7 @@ class Workbench:
         chosen = find_gpu(gpu or default_gpu())
         rows, seen, first = [], [], None
         (of_dram, peak), (of_rate, roof) = self._limits(chosen)
-        for bound in self.versions:
+        for bound in self._taken_at(shape):
             found = self._timing(bound, shape, chosen)
             if isinstance(found, str):
                 rows.append((bound.name, found, *["-"] * 6))
@@ -292,14 +202,16 @@ class Workbench:
         """A row a declared shape, smallest `over` first, a column a version: cold medians and the last's speed-up."""
         chosen = find_gpu(gpu or default_gpu())
         rows, seen = [], []
-        for shape in self._shapes(over, fixed):
-            found = [self._timing(bound, shape, chosen) for bound in self.versions]
+        shapes = self._shapes(over, fixed)
+        versions = self._taken_at(*shapes)
+        for shape in shapes:
+            found = [self._timing(bound, shape, chosen) for bound in versions]
             seen += [m for m in found if isinstance(m, Measurement)]
             ends = [m for m in (found[0], found[-1]) if isinstance(m, Measurement)]
             rows.append((*self.study.facts(shape).values(),
                          *(m if isinstance(m, str) else tables.seconds(m.seconds) for m in found),
                          *([speed_up(*ends) if len(ends) == 2 else "-"] if len(found) > 1 else [])))
-        names = tuple(bound.name for bound in self.versions)
+        names = tuple(bound.name for bound in versions)
         columns = (*self.study.facts(self.study.shapes[0]), *names, *([f"{names[0]} / {names[-1]}"] if len(names) > 1 else []))
         return Table(f"{self.study.title} on {chosen.name}: cold medians", columns, rows, join(*(m.origin for m in seen)),
                      stale_notes(seen))
@@ -308,21 +220,21 @@ class Workbench:
         """A row a version and bundle: PASS or FAIL against float64, sizes, and the errors the write-ups print."""
         chosen = find_gpu(gpu or default_gpu())
         rows, origins = [], []
-        for bound in self.versions:
-            for label, shape in self.study.bundles.items():
-                record = self.record(bound.name, shape, chosen, "check")
-                facts = self.study.facts(shape).values()
-                if record is None:
-                    word = self._timing(bound, shape, chosen)
-                    rows.append((word if isinstance(word, str) else "not checked", bound.name, label, *facts, *["-"] * 5))
-                    continue
-                check = Check.from_dict(bound.name, record.check)
-                first, *rest = check.outputs
-                stale = " STALE" if stale_reasons(record, bound.identity(shape, chosen)) else ""
-                rows.append((("PASS" if check.passed else "FAIL") + stale, bound.name, label, *facts,
-                             *(f"{e:.2e}" for e in (first.max_abs, first.max_rel, first.norm_relative, first.limit)),
-                             " ".join(f"{other.max_abs:.2e}" for other in rest)))
-                origins.append(Origin("measured", f"{chosen.name}, {record.utc[:10]}"))
+        bundles = self.study.bundles.items()
+        for bound, label, shape in ((b, label, at) for b in self.versions for label, at in bundles if b in self._taken_at(at)):
+            record = self.record(bound.name, shape, chosen, "check")
+            facts = self.study.facts(shape).values()
+            if record is None:
+                word = self._timing(bound, shape, chosen)
+                rows.append((word if isinstance(word, str) else "not checked", bound.name, label, *facts, *["-"] * 5))
+                continue
+            check = Check.from_dict(bound.name, record.check)
+            first, *rest = check.outputs
+            stale = " STALE" if stale_reasons(record, bound.identity(shape, chosen)) else ""
+            rows.append((("PASS" if check.passed else "FAIL") + stale, bound.name, label, *facts,
+                         *(f"{e:.2e}" for e in (first.max_abs, first.max_rel, first.norm_relative, first.limit)),
+                         " ".join(f"{other.max_abs:.2e}" for other in rest)))
+            origins.append(Origin("measured", f"{chosen.name}, {record.utc[:10]}"))
         outputs = " ".join(list(self.study.buffers(self.study.shapes[0], chosen))[1:])
         columns = ("", "version", "bundle", *self.study.facts(self.study.shapes[0]), "max abs", "max rel", "norm rel",
                    "allowed", f"max {outputs} error")
@@ -442,13 +354,48 @@ class Workbench:
         """A shape by the sizes in which the declared ones differ: short enough for a picture's title."""
         return shape_labels([asdict(s) for s in (shape, *self.study.shapes)])[0]
 
-    def roofline(self, shape: Any, gpu: str | Gpu | None = None) -> Roofline:
-        """Every version as two points: the FLOPs over the bytes that must move, and over the bytes its loads ask for."""
+    def counts(self, shape: Any, gpu: str | Gpu | None = None, sample: int | None = None) -> Table:
+        """A row a version: what it does at a shape, counted on the CPU; bytes asked, of sectors, and that must move once."""
+        from perflab.emulator.operations import Unsupported
+
         chosen = find_gpu(gpu or default_gpu())
-        points = []
+        rows: list[tuple] = []
+        origins, notes = list[Origin](), list[str]()
+        for bound in self.versions:
+            try:
+                found = bound.count(shape, chosen, sample)
+            except (NotApplicable, Unsupported) as reason:
+                rows.append((bound.name, "n/a", *["-"] * 8))
+                notes.append(f"{bound.name}: {reason}")
+                continue
+            rows.append((bound.name, found.warp_instructions, f"{found.average_active_lanes:.3g}", found.flops,
+                         *map(tables.bytes_, (found.asked_bytes, found.sector_bytes)),
+                         ("" if found.exact else "≥ ") + tables.bytes_(found.unique_bytes),
+                         found.shared_wavefronts, found.shared_conflicts, tables.decimal(found.intensities["sectors"])))
+            origins.append(found.origin)
+            notes += found.warnings
+        columns = ("version", "warp instr.", "lanes", "FLOP", "asked", "sectors", "unique", "wavefronts", "conflicts",
+                   "FLOP/B of sectors")
+        return Table(f"{self.study.title}: counted at {describe(shape)}", columns, rows, join(*origins), notes)
+
+    def roofline(self, shape: Any, gpu: str | Gpu | None = None, counted: bool = False, sample: int | None = None) -> Roofline:
+        """Every version as a point: its work's FLOPs over the bytes that must move.
+
+        counted: as three joined points instead, of the FLOPs and bytes that were counted on the CPU: those asked for, those
+        of the sectors touched, and distinct ones (not of a `sample`, as for `count`: it meets only a part of them).
+        """
+        chosen = find_gpu(gpu or default_gpu())
+        points: list[Point] = []
         for bound in self.versions:
             found = self._timing(bound, shape, chosen)
-            if isinstance(found, Measurement):
+            if not isinstance(found, Measurement):
+                continue
+            if counted:
+                counts = bound.count(shape, chosen, sample)
+                origin = Origin(found.origin.kind, f"{found.origin.detail}; bytes and FLOP: {counts.origin}")
+                moved = {name: n for name, n in counts.moved.items() if counts.exact or name != "unique"}  # else a lower bound
+                points += counted_points(bound.name, counts.flops, moved, found.seconds, origin)
+            else:
                 points.append(Point(bound.name, found.work.flops, found.work.bytes, found.seconds, origin=found.origin))
         if not points:
             raise PerflabError(f"nothing of {self.name} is measured on {chosen.name} at {describe(shape)}")

@@ -1,6 +1,7 @@
 """The command line: bad input is a short message and exit code 2, never a traceback."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,10 @@ BAD = {
     "missing file": (["explain", str(ROOT / "kernels" / "saxpy" / "00_skalar.cu")], ['Did you mean "00_scalar.cu"']),
     "block over the limit": (["occupancy", "--gpu", "sm_90", "--block", "0"], ["block"]),
     "no gpu here": (["measure", "saxpy"], ["CuPy cannot be imported", "pip install", "--on ssh://", "perflab pack"]),
+    "unknown shape": (["check", "saxpy", "--emulate", "--shape", "qads"], ['"qads"', 'Did you mean "quads"']),
+    "unknown size": (["count", "saxpy", "--shape", "m=4"], ['unknown size of saxpy "m"']),
+    "shape without emulate": (["check", "saxpy", "--shape", "quads"], ["--shape goes with --emulate"]),
+    "no version can": (["check", "saxpy", "--emulate", "--version", "float4", "--shape", "n=5"], ["nothing was checked"]),
     "not an ssh address": (["measure", "saxpy", "--on", "box"], ["ssh://"]),
 }
 
@@ -102,3 +107,35 @@ def test_pack_and_plan(tmp_path):
     assert packed.returncode == 0 and "estimate" in packed.stdout
     plan = subprocess.run([sys.executable, str(file), "plan"], capture_output=True, text=True, cwd=tmp_path)
     assert plan.returncode == 0 and "Plan: saxpy on H200" in plan.stdout
+
+
+# ---------------------------------------------------------------- on the CPU
+def test_check_emulated_passes_and_fails(tmp_path):
+    found = perflab("check", "saxpy", "--emulate", "--shape", "quads", "--shape", "n=1001", "--gpu", "sm_120")
+    assert found.returncode == 0, found.stderr
+    words = [line.split()[:2] for line in found.stdout.splitlines()]
+    assert words == [["PASS", "[scalar]"], ["PASS", "[float4]"], ["PASS", "[scalar]"], ["n/a", "[float4]"]], found.stdout
+    shutil.copytree(ROOT / "kernels" / "saxpy", tmp_path / "kernels" / "saxpy")
+    kernel = tmp_path / "kernels" / "saxpy" / "00_scalar.cu"
+    kernel.write_text(kernel.read_text().replace("if (i < n)", "if (i <= n)"))
+    found = perflab("check", "saxpy", "--emulate", "--version", "scalar", "--shape", "n=1001", cwd=tmp_path)
+    assert found.returncode == 1 and "FAIL  [scalar]" in found.stdout and "00_scalar.cu:8: out of bounds" in found.stdout
+
+
+def test_count_says_what_was_counted_and_by_line():
+    found = perflab("count", "saxpy", "--shape", "n=1024", "--version", "scalar", "--lines")
+    assert found.returncode == 0, found.stderr
+    assert "saxpy/scalar: counted" in found.stdout and "8,192 B" in found.stdout
+    assert any("z[i] = a * x[i]" in line and "2,048" in line for line in found.stdout.splitlines())
+
+
+def test_lint_exits_with_1_on_errors(tmp_path, broken):
+    good = tmp_path / "good.cu"
+    good.write_text("// perflab: f grid=1 block=32 args=(out int[32])\n"
+                    'extern "C" __global__ void f(int* x) { x[threadIdx.x] = 1; }\n')
+    found = perflab("lint", str(good), "--gpu", "H200")
+    assert found.returncode == 0 and "PASS  good.cu" in found.stdout
+    good.write_text(good.read_text().replace("block=32", "block=64"))
+    found = perflab("lint", str(good), "--gpu", "H200")
+    assert found.returncode == 1 and "out of bounds" in found.stdout
+    assert perflab("lint", str(broken / "broken.cu"), "--gpu", "H200").returncode == 1

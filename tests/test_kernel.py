@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from perflab.errors import PerflabError
@@ -71,3 +72,14 @@ def test_a_list_of_gpus_gives_one_table_with_each_ones_registers():
     assert [row[0] for row in table.rows] == ["H200", "T4"]
     assert [row[3] for row in table.rows] == [8, 4]
     assert [row[2] for row in table.rows] == [kernel.resources(gpu).registers for gpu in ("H200", "T4")]
+
+
+def test_emulate_runs_the_kernel_and_counts() -> None:
+    x, y = np.arange(64, dtype=np.float32), np.ones(64, np.float32)
+    kernel = load("template <typename T> __global__ void add(const T* x, T* y) { y[threadIdx.x] += x[threadIdx.x]; }\n",
+                  "add<float>")
+    for gpu in ("H200", "sm_120"):
+        y[:] = 1
+        counts = kernel.emulate(grid=1, block=64, args=[x, y], gpu=gpu)
+        assert y.tolist() == list(range(1, 65)) and counts.flops == 64 and not counts.faults
+        assert f"PTX for {kernel.architecture(gpu)}" in str(counts.origin)

@@ -22,3 +22,32 @@ def test_html_keeps_every_line_and_needs_no_style_sheet():
     html = Listing("k.cu", text).html()
     assert "<style" not in html and "class=" not in html and "&lt;" in html
     assert html.count("display:block") == 4
+
+
+def test_numbers_beside_lines():
+    listing = Listing("k.cu", AFTER, beside={1: (90, "1.5"), 4: (5, "")}, columns=("instr.", "lanes"), marks={3: "race"},
+                      origin="counted (test)")
+    assert str(listing).splitlines() == [
+        "k.cu", "instr.  lanes  line", "    90    1.5     1   int a;", "                  2   int b2;",
+        "                  3 ! int c;", "     5            4   int d;", "! line 3: race", "origin: counted (test)"]
+    assert listing.markdown().splitlines()[2:4] == ["```text", "instr.  lanes  line"]
+
+
+def test_busy_and_marked_lines_are_tinted():
+    html = Listing("k.cu", AFTER, beside={1: (90, ""), 4: (1, "")}, columns=("instr.", "lanes"), marks={3: "race"}).html()
+    rows = html.split('<span style="display:block;')[1:]
+    assert [row.startswith("background") for row in rows] == [False, True, False, True, True] and "class=" not in html
+    assert "! line 3: race" in html
+
+
+def test_new_lines_and_numbers_go_together():
+    listing = Listing("k.cu", AFTER, BEFORE, "naive", beside={1: (1,)}, columns=("instr.",))
+    assert "+ int b2;" in str(listing) and listing.new_lines() == {2, 4}
+    assert str(listing).splitlines()[0] == "k.cu: 2 lines new since naive (+)"
+
+
+def test_long_lines_are_cut_beside_numbers_only():
+    text = "int " + "x" * 200 + ";\n"
+    assert text.strip() in str(Listing("k.cu", text))
+    beside = Listing("k.cu", text, beside={1: (1,)}, columns=("instr.",))
+    assert max(map(len, str(beside).splitlines())) < 120 and "…" in str(beside)

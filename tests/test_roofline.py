@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from perflab.errors import PerflabError
 from perflab.gpus import from_device, gpu, gpu_names
 from perflab.origins import Origin
-from perflab.roofline import BYTES, FLOPS, Point, Roof, Roofline, datasheet_roofs
+from perflab.roofline import BYTES, FLOPS, Point, Roof, Roofline, counted_points, datasheet_roofs
 
 HERE = Origin("measured", "H200, 2026-01-05")
 COMPUTE, DRAM = Roof("float32", 60e12, FLOPS, HERE), Roof("DRAM", 4e12, BYTES, HERE)
@@ -176,3 +176,25 @@ def test_pictures_at_the_edge(points: list[Point]) -> None:
     found = Roofline("H200", "float32", points)
     assert found._repr_mimebundle_()["image/png"]
     assert all(one.name in str(found) for one in points)
+
+
+def counted(kernel: str, seconds: float) -> list[Point]:
+    return counted_points(kernel, 2.4e10, {"asked": 2.4e9, "sectors": 3e9, "unique": 4e7}, seconds, HERE)
+
+
+def test_counted_bytes_make_three_points_of_one_time() -> None:
+    points = counted("naive", 0.02)
+    assert [(p.name, p.intensity) for p in points] == [
+        ("naive: sectors", 8.0), ("naive: asked", 10.0), ("naive: unique", 600.0)]
+    assert len({(p.rate, p.kernel) for p in points}) == 1
+    text = str(Roofline("H200", "float32", points))
+    assert "naive: unique" in text and text.count("20.0 ms") == 3
+
+
+def test_points_of_one_kernel_are_joined_in_one_colour_and_kernels_are_not() -> None:
+    axes = Roofline("H200", "float32", [*counted("naive", 0.02), *counted("best", 0.002)]).figure().axes[0]
+    patches = [text.arrow_patch for text in axes.texts if text.arrow_patch is not None and not text.get_text()]
+    joins = [patch for patch in patches if patch.get_linestyle() not in ("-", "solid")]
+    assert len(joins) == 4
+    markers = [line for line in axes.lines if line.get_marker() not in ("", "None", None)]
+    assert len({line.get_color() for line in markers}) == 2 and len(markers) == 6
