@@ -165,11 +165,12 @@ NAIVE_STATIC = (WIDTH + 32) * FLOAT  # the query row and a value a warp
 
 def naive_launches(shape: Shape, gpu) -> list[Launch]:
     """A block a (head, node, request); the score row of all keys as dynamic shared memory."""
-    row, limit = shape.keys * FLOAT, gpu.limits.shared_per_block_optin_bytes
+    # Whole 16 bytes: ptxas reads the last scores four at a time, and compute-sanitizer would call what it skips out of bounds.
+    row, limit = -(-shape.keys // 4) * 4 * FLOAT, gpu.limits.shared_per_block_optin_bytes
     if row + NAIVE_STATIC > limit:
         raise NotApplicable(
             f"a score row of {shape.keys:,} keys takes {row:,} B of shared memory, and {NAIVE_STATIC:,} B hold the query; "
-            f"{gpu.name} allows a block {limit:,} B: at most {(limit - NAIVE_STATIC) // FLOAT:,} keys"
+            f"{gpu.name} allows a block {limit:,} B: at most {(limit - NAIVE_STATIC) // 16 * 4:,} keys"
         )
     grid = (shape.heads, shape.q_len, shape.batch)
     return [Launch(NAIVE, grid, THREADS, (*ARGUMENTS, *scalars(shape)), dynamic_shared=row)]
