@@ -1,4 +1,4 @@
-"""The two charts of a study: curves over a size, and bars by version; each with its numbers as text."""
+"""The charts of a study: curves over a size, bars by version, steps of a ladder; each with its numbers as text."""
 
 from __future__ import annotations
 
@@ -114,6 +114,34 @@ def bars(title: str, device: str, origin: str, axis: Axis, names: Sequence[str],
         if marks:
             axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=len(marks))
             axes.set_title(device, pad=28)
+        return figure
+
+    return figures.Picture(text, draw)
+
+
+def steps(title: str, device: str, origin: str, axis: Axis, names: Sequence[str], values: Sequence[float],
+          levels: Sequence[Level]) -> figures.Picture:
+    """A point a version on a logarithmic axis, first on top, joined in order; levels as vertical lines with their names."""
+    wide = max(map(len, [*names, *(level.name for level in levels)]))
+    rows = [*zip(names, values, strict=True), *((level.name, level.y) for level in levels)]
+    text = "\n".join([f"{title} [{device}]", *(f"  {name:<{wide}}  {axis.write(value)}" for name, value in rows),
+                      f"  origin: {origin}"])
+
+    def draw() -> Figure:
+        figure, axes = figures.frame(title, device, origin, height_inches=2.4 + 0.42 * len(names))
+        places = range(len(names))
+        axes.plot([value / axis.unit for value in values], places, color=figures.color(0), marker=figures.marker(0))
+        for place, value in zip(places, values, strict=True):
+            axes.annotate(axis.write(value), (value / axis.unit, place), (9, 0), textcoords="offset points", va="center")
+        for k, level in enumerate(levels):
+            axes.axvline(level.y / axis.unit, color=figures.GREY, linestyle=":", linewidth=1.4)
+            axes.annotate(f"{level.name}, {axis.write(level.y)}", (level.y / axis.unit, 0.97 - 0.07 * k), (4, 0), fontsize=8.5,
+                          xycoords=("data", "axes fraction"), textcoords="offset points", color=figures.GREY, va="top",
+                          bbox={"fc": "white", "ec": "none", "pad": 0.5})
+        axes.set(xscale="log", xlabel=axis.label, yticks=list(places), yticklabels=list(names))
+        low, high = (end / axis.unit for end in (min(*values, *(level.y for level in levels)), max(values)))
+        axes.set_xlim(low / 1.6, high * 3)
+        axes.invert_yaxis()
         return figure
 
     return figures.Picture(text, draw)

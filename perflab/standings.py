@@ -63,6 +63,12 @@ def rivals_picture(store: RecordStore, study: Study, known: Rivals, gpu: Gpu, sh
                        [standing.seconds for standing in timed])
 
 
+def best_exact(store: RecordStore, study: Study, known: Rivals, gpu: Gpu, shape: Any) -> Standing | None:
+    """The fastest rival that computes the study's own mask; None where none is measured."""
+    exact = (standing for standing in _timed(store, study, known, gpu, shape) if standing.mask == "exact")
+    return min(exact, key=lambda standing: standing.seconds, default=None)
+
+
 def _timed(store: RecordStore, study: Study, known: Rivals, gpu: Gpu, shape: Any) -> list[Standing]:
     found = []
     for rival in known.rivals:

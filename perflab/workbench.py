@@ -9,13 +9,14 @@ from functools import cached_property
 from itertools import product
 from typing import Any
 
-from perflab import charts, machine, tables
+from perflab import charts, hardware, machine, tables
 from perflab.ceilings import measured_roofs
 from perflab.check import Check
 from perflab.errors import PerflabError
 from perflab.figures import Picture
 from perflab.gpus import Gpu
 from perflab.gpus import gpu as find_gpu
+from perflab.kernel import Kernel
 from perflab.machine import default_gpu
 from perflab.measurement import CALCULATED, Measurement, describe, floor_seconds, ratio_interval, speed_up, stale_notes
 from perflab.measuring import measure
@@ -26,7 +27,7 @@ from perflab.published import published_table
 from perflab.records import Record, RecordStore, stale_reasons
 from perflab.rivals import load_rivals
 from perflab.roofline import Point, Roof, Roofline, counted_points, datasheet_roofs
-from perflab.standings import rivals_picture, rivals_table
+from perflab.standings import best_exact, rivals_picture, rivals_table
 from perflab.studies import Launch, NotApplicable, Study, load_study, triple
 from perflab.tables import Table
 from perflab.versions import BoundVersion, occupancy_of
@@ -111,8 +112,8 @@ class Workbench:
             for kernel in bound.version.kernels:
                 for gpu in gpus or [default_gpu()]:
                     found = kernel.resources(gpu)
-                    rows.append((bound.name, found.architecture, found.registers, found.static_shared_bytes, found.stack_bytes,
-                                 found.spill_store_bytes + found.spill_load_bytes, found.barriers))
+                    rows.append((_label(bound, kernel), found.architecture, found.registers, found.static_shared_bytes,
+                                 found.stack_bytes, found.spill_store_bytes + found.spill_load_bytes, found.barriers))
                     origins.append(found.origin)
         columns = ("version", "architecture", "registers", "static shared [B]", "stack [B]", "spills [B]", "barriers")
         return Table(f"{self.study.title}: compiled resources", columns, rows, join(*origins))
@@ -126,16 +127,16 @@ class Workbench:
         notes = []
         for bound, gpu in product(self.versions, map(find_gpu, gpus or [default_gpu()])):
             for one, label in zip(shapes, labels, strict=True):
-                head = (bound.name, gpu.name, *([label] if len(shapes) > 1 else []))
+                head = (gpu.name, *([label] if len(shapes) > 1 else []))
                 try:
                     launches = bound.launches(one, gpu)
                 except NotApplicable as reason:
-                    rows.append((*head, "n/a", *["-"] * 6))
+                    rows.append((bound.name, *head, "n/a", *["-"] * 6))
                     notes.append(f"{bound.name}: {reason}")
                     continue
                 for launch in launches:
                     found = occupancy_of(launch, gpu)
-                    rows.append((*head, *_occupancy_cells(launch, found)))
+                    rows.append((_label(bound, launch.kernel), *head, *_occupancy_cells(launch, found)))
                     origins.append(found.origin)
         columns = ("version", "GPU", *(["at"] if len(shapes) > 1 else []), "blocks", "dynamic shared", "blocks/SM", "warps/SM",
                    "occupancy", "waves", "limited by")
@@ -276,6 +277,21 @@ class Workbench:
         known = load_rivals(self.workspace.study_folder(self.name))
         return rivals_picture(self.store, self.study, known, find_gpu(gpu or default_gpu()), shape)
 
+    def ladder(self, shape: Any, gpu: str | Gpu | None = None) -> Picture:
+        """Cold time by version, in order, with the fastest exact rival and the floor of the arithmetic."""
+        chosen = find_gpu(gpu or default_gpu())
+        timed = [m for m in (self._timing(b, shape, chosen) for b in self._taken_at(shape)) if isinstance(m, Measurement)]
+        if not timed:
+            raise PerflabError(f"nothing of {self.name} is measured on {chosen.name} at {describe(shape)}")
+        rival = best_exact(self.store, self.study, load_rivals(self.workspace.study_folder(self.name)), chosen, shape)
+        words, rate = self._limits(chosen)[1]
+        levels = [charts.Level(f"{rival.name} (rival)", rival.seconds)] if rival else []
+        if rate:
+            levels.append(charts.Level(f"{self.study.dtype} floor {words}", self.study.work(shape).flops / rate))
+        origins = join(*(m.origin for m in timed), *self._ceiling_origins(chosen), CALCULATED)
+        return charts.steps(f"{self.study.title}: the ladder", f"{chosen.name}, {self._telling(shape)}", origins, charts.TIME,
+                            [m.version for m in timed], [m.seconds for m in timed], levels)
+
     def rival_shapes(self) -> list[Any]:
         """The shapes at which the rivals are measured."""
         return load_rivals(self.workspace.study_folder(self.name)).shapes(self.study)
@@ -378,6 +394,18 @@ class Workbench:
                    "FLOP/B of sectors")
         return Table(f"{self.study.title}: counted at {describe(shape)}", columns, rows, join(*origins), notes)
 
+    def agreement(self, shape: Any, gpu: str | Gpu | None = None) -> Table:
+        """A row a version and counter: what the emulator counts beside what the hardware counted (as recorded)."""
+        return hardware.agreement_table(self.study.title, self.versions, shape, find_gpu(gpu or default_gpu()))
+
+    def achieved(self, shape: Any, gpu: str | Gpu | None = None) -> Table:
+        """A row a launch: calculated occupancy and waves beside Nsight Compute's, and the occupancy reached (as recorded)."""
+        return hardware.occupancy_table(self.study.title, self.versions, shape, find_gpu(gpu or default_gpu()))
+
+    def findings(self, gpu: str | Gpu | None = None) -> Table:
+        """A row a version: causes found by the emulator and by each tool of compute-sanitizer (as recorded)."""
+        return hardware.findings_table(self.study.title, self.versions, find_gpu(gpu or default_gpu()))
+
     def roofline(self, shape: Any, gpu: str | Gpu | None = None, counted: bool = False, sample: int | None = None) -> Roofline:
         """Every version as a point: its work's FLOPs over the bytes that must move.
 
@@ -402,6 +430,11 @@ class Workbench:
         roofs = (*self._divisors(chosen), *datasheet_roofs(chosen, self.study.dtype))
         title = f"{self.study.title}: roofline at {self._telling(shape)}"
         return Roofline(chosen, self.study.dtype, points, roofs, title)
+
+
+def _label(bound: BoundVersion, kernel: Kernel) -> str:
+    """The version; of one with several kernels the kernel too, but for the first."""
+    return bound.name if kernel == bound.version.kernels[0] else f"{bound.name}: {(kernel.name or '').partition('<')[0]}"
 
 
 def _device(gpu: Gpu, fixed: Mapping[str, Any]) -> str:

@@ -1,8 +1,8 @@
-"""The two charts: numbers in their text, marks and ticks where they belong."""
+"""The charts: numbers in their text, marks and ticks where they belong."""
 
 import pytest
 
-from perflab.charts import BANDWIDTH, BLOCKS, TIME, Curve, Level, Mark, bars, curves
+from perflab.charts import BANDWIDTH, BLOCKS, TIME, Curve, Level, Mark, bars, curves, steps
 
 LINES = [Curve("naive", [256, 1024], [1e-3, 4e-3], 0), Curve("tile", [256], [2e-3], 1, dashed=True)]
 
@@ -48,3 +48,13 @@ def test_bars_start_at_zero_and_carry_marks():
 def test_lengths_must_agree():
     with pytest.raises(ValueError):
         str(bars("t", "d", "o", BLOCKS, ["a"], [1, 2], ["x", "y"]))
+
+
+def test_steps_are_points_in_order_on_a_logarithmic_axis_with_named_levels():
+    picture = steps("ladder", "GPU", "measured (x)", TIME, ["first", "second"], [4e-3, 5e-4],
+                           [Level("floor", 1e-4)])
+    assert "first   4.00 ms" in str(picture) and "floor   100 us" in str(picture) and "measured (x)" in str(picture)
+    axes = picture.figure().axes[0]
+    points, floor = axes.lines
+    assert list(points.get_xdata()) == pytest.approx([4000, 500]) and list(points.get_ydata()) == [0, 1]
+    assert floor.get_xdata()[0] == pytest.approx(100) and axes.get_xscale() == "log" and axes.yaxis.get_inverted()

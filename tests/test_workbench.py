@@ -254,3 +254,18 @@ def test_measured_roofs_come_before_the_datasheet(attention):
     table = attention.table(attention.shape(), "H200")
     assert "of measured DRAM" in table.columns and "of measured FMA" in table.columns
     assert attention.ceilings("RTX PRO 6000") == ()
+
+
+def test_the_ladder_shows_versions_in_order_with_the_best_exact_rival_and_the_floor(attention):
+    shape = attention.shape()
+    whole = attention.only("naive", "kv_split", "register_tile")
+    lines = [line.strip() for line in str(whole.ladder(shape, "H200")).splitlines()]
+    assert [line.split()[0] for line in lines[1:4]] == ["naive", "kv_split", "register_tile"]
+    rivals = {row[0]: (row[1], row[2]) for row in attention.rivals(shape, "H200").rows}
+    name, time = next((name, time) for name, (mask, time) in rivals.items() if mask == "exact")
+    assert lines[4].startswith(f"{name} (rival)") and lines[4].endswith(time)
+    fma = next(roof.value for roof in attention.ceilings("H200") if not roof.level)
+    assert lines[5].startswith("float32 floor") and float(lines[5].split()[-2]) == pytest.approx(
+        attention.study.work(shape).flops / fma * 1e6, rel=0.01)
+    with pytest.raises(PerflabError, match="nothing of verify_attention is measured on RTX PRO 6000"):
+        attention.ladder(shape, "RTX PRO 6000")
