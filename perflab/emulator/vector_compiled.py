@@ -1,0 +1,164 @@
+"""Kernels as machine code: LLVM text made, compiled for this CPU, and kept on disk."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import llvmlite
+import llvmlite.binding as llvm
+from llvmlite import ir
+
+from perflab.compile import cache_folder
+from perflab.emulator.operations import Operation
+from perflab.emulator.paths import Paths
+from perflab.emulator.program import Program
+from perflab.emulator.vector_checks import Checks, granules
+from perflab.emulator.vector_kernel import KernelCode
+from perflab.emulator.vector_layout import Layout, layout
+from perflab.emulator.vector_memory import Memories
+from perflab.emulator.vector_registers import constants, followed
+from perflab.emulator.vector_schedule import run_block, run_blocks, start
+
+OPTIMISATION = 2  # of LLVM's code generator: as quick as 1 on code of this kind, and the code is faster
+_loaded: dict[str, Compiled] = {}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Entry points: start(context, index), run_block(context) -> code, run_blocks(context, indices, first, end) -> ended."""
+
+    layout: Layout
+    start: Any
+    run_block: Any
+    run_blocks: Any
+    engine: Any
+    cached: bool
+
+
+def compiled(program: Program, operations: Sequence[Operation], counting: bool, checking: bool) -> Compiled:
+    """The kernel as machine code: from memory, from disk, or made now."""
+    key = _key(program, counting, checking)
+    if key in _loaded:
+        return _loaded[key]
+    path = cache_folder() / "emulated" / f"{key}.o"
+    try:
+        code, cached = path.read_bytes(), True
+    except OSError:
+        code, cached = machine_code(str(module_of(program, operations, counting, checking))), False
+        _write(path, code)
+    _loaded[key] = _load(code, plan_of(program, operations, checking), cached)
+    return _loaded[key]
+
+
+def module_of(program: Program, operations: Sequence[Operation], counting: bool, checking: bool) -> ir.Module:
+    """The whole LLVM module of a kernel."""
+    module = ir.Module(program.name)
+    module.triple = llvm.get_default_triple()
+    paths, plan = Paths.of(program, operations), plan_of(program, operations, checking)
+    block_scope = any("cta" in one.modifiers for one in program.instructions)
+    checks = Checks(module, granules(operations), block_scope) if checking else None
+    memories = Memories(module, plan, counting, is_eager(operations), checks)
+    run_warp = KernelCode(module, program, operations, paths, plan, memories, counting, checking).build()
+    begin = start(module, plan, checking)
+    begin.linkage = "external"
+    run_blocks(module, begin, run_block(module, plan, run_warp))
+    return module
+
+
+def plan_of(program: Program, operations: Sequence[Operation], checking: bool) -> Layout:
+    """Where registers and the like lie."""
+    tracked = followed(program, operations) if checking else ()
+    return layout(program, len(Paths.of(program, operations).barrier_bits), tracked, constants(program, operations))
+
+
+def is_eager(operations: Sequence[Operation]) -> bool:
+    """Threads may wait for each other by memory."""
+    return any(one.memory is not None and (one.memory.strong or one.role == "atomic") for one in operations)
+
+
+# ---------------------------------------------------------------- LLVM
+def _new_target() -> Any:
+    """A target machine for this CPU; an engine takes its own along when it goes."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    features = llvm.get_host_cpu_features().flatten()
+    return llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=features, opt=OPTIMISATION, reloc="pic", codemodel="default")
+
+
+@functools.cache
+def _target() -> Any:
+    return _new_target()
+
+
+def machine_code(text: str) -> bytes:
+    """Object code of an LLVM module's text."""
+    target = _target()
+    module = llvm.parse_assembly(text)
+    builder = llvm.create_pass_builder(target, llvm.create_pipeline_tuning_options(speed_level=1))
+    passes = llvm.create_new_module_pass_manager()
+    passes.add_sroa_pass()
+    passes.add_simplify_cfg_pass()
+    passes.run(module, builder)
+    return target.emit_object(module)
+
+
+def engine_of(code: bytes) -> Any:
+    """Object code, ready to be called; it lives as long as the engine."""
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _new_target())
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    return engine
+
+
+def _load(code: bytes, plan: Layout, cached: bool) -> Compiled:
+    engine = engine_of(code)
+    pointer, word = ctypes.c_void_p, ctypes.c_int64
+    types: dict[str, tuple[Any, ...]] = {
+        "start": (None, pointer, word), "run_block": (word, pointer), "run_blocks": (word, pointer, pointer, word, word)}
+    found = {name: ctypes.CFUNCTYPE(*kinds)(engine.get_function_address(name)) for name, kinds in types.items()}
+    return Compiled(plan, **found, engine=engine, cached=cached)
+
+
+# ---------------------------------------------------------------- the cache
+@functools.cache
+def _generator() -> str:
+    """A digest of the emulator's own source and of what compiles it."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    _target()
+    machine = [llvmlite.__version__, *map(str, llvm.llvm_version_info), llvm.get_host_cpu_name(), llvm.get_default_triple()]
+    digest.update("|".join([*machine, llvm.get_host_cpu_features().flatten()]).encode())
+    return digest.hexdigest()
+
+
+def _key(program: Program, *options: object) -> str:
+    """The digest of everything that decides the code."""
+    facts = [
+        _generator(), program.name, [i.text for i in program.instructions], sorted(program.registers.items()),
+        [(b.first, b.end, sorted(b.live_out)) for b in program.blocks], sorted(program.block_of.items()), program.parameters,
+        sorted(program.shared.items()), program.dynamic_shared_offset, sorted(program.local.items()), program.local_bytes,
+        [v.name for v in program.variables], sorted(program.maybe_undefined), program.communicates, options]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def _write(path: Path, code: bytes) -> None:
+    """Whole or not at all; a cache that cannot be written is no reason to stop."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
+        with os.fdopen(handle, "wb") as file:
+            file.write(code)
+        os.replace(temporary, path)
+    except OSError:
+        pass
