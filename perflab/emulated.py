@@ -122,7 +122,7 @@ def _emulator_code() -> str:
 def _code_of(folder: Path) -> str:
     """A hash of the Python files of a folder."""
     found = hashlib.sha256()
-    for file in sorted(folder.glob("*.py")):
+    for file in sorted(folder.rglob("*.py")):
         found.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
     return found.hexdigest()
 

@@ -77,7 +77,7 @@ def pack(plan: Plan, study_folder: Path, out: Path | str) -> Path:
 
 def _zipped(plan: Plan, study_folder: Path) -> bytes:
     own = Path(__file__).parent
-    sources = sorted([*own.glob("*.py"), *own.glob("emulator/*.py"), *own.glob("facts/*.csv")])
+    sources = sorted([*own.glob("*.py"), *own.glob("emulator/**/*.py"), *own.glob("facts/*.csv")])
     files = {f"perflab/{file.relative_to(own)}": file.read_bytes() for file in sources}
     for file in sorted(study_folder.rglob("*")):
         if file.is_file() and not _SKIPPED & set(file.parts):

@@ -2,5 +2,5 @@
 
 One way, left to right, as in the rest of the package:
 
-    ptx -> program -> operations, instructions -> memory, faults, races, tallies -> machine | vector_machine -> emulation
+    ptx -> program -> operations, instructions -> memory, faults, races, tallies -> machine | vector.machine -> emulation
 """

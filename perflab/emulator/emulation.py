@@ -211,7 +211,7 @@ def machine(name: str) -> Machine:
         from perflab.emulator.machine import run
 
         return run
-    from perflab.emulator.vector_machine import run as run_vectors
+    from perflab.emulator.vector.machine import run as run_vectors
 
     return run_vectors
 

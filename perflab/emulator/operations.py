@@ -33,7 +33,7 @@ class Operation:
     role       'compute'      outputs = compute(*inputs), elementwise on numpy arrays of any one shape
                'load', 'store', 'atomic' (with and without a result: atom, red)
                'branch' (target: label), 'exit' (ret and exit), 'trap', 'nothing' (pragmas, prefetches, nanosleep)
-               'barrier'      bar/barrier.sync|arrive|red: see `barrier`; inputs: id, then thread count where given, then predicate
+               'barrier'      bar/barrier.sync|arrive|red: see `barrier`; inputs: id, thread count where given, predicate
                'warp_barrier' bar.warp.sync: inputs: member mask
                'collective'   shfl, vote, match, redux, activemask, elect: the whole warp at once, see `compute`
                'fence'        membar, fence
@@ -41,7 +41,7 @@ class Operation:
     category   class for the counts: 'float32', 'float64', 'half' (f16, bf16), 'integer', 'logic', 'compare', 'move', 'convert',
                'special' (ex2, lg2, rcp, rsqrt, sqrt, sin, cos, tanh, div of floats), 'load', 'store', 'atomic', 'branch',
                'barrier', 'collective', 'fence', 'other'
-    compute    'compute': arrays in, tuple of arrays out, dtypes as `inputs`/`outputs` say (numpy names for u/s/f32/f64, bool for
+    compute    'compute': arrays in, tuple of arrays out, dtypes as `inputs`/`outputs` say (numpy names for u/s/f32/f64, bool of
                pred, uint16 for f16 and bf16). 'collective': (active [n, 32] bool, *inputs [n, 32]) -> tuple of outputs [n, 32],
                with an extra last array [n, 32] bool: lanes that read from an absent lane. 'atomic': (old, *values) -> new,
                elementwise. None otherwise.

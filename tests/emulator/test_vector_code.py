@@ -11,12 +11,13 @@ import pytest
 ir = pytest.importorskip("llvmlite.ir")
 import llvmlite.binding as llvm  # noqa: E402
 
-from perflab.emulator import ptx, vector_floats  # noqa: E402
-from perflab.emulator import vector_code as code  # noqa: E402
+from perflab.emulator import ptx  # noqa: E402
 from perflab.emulator.instructions import decode  # noqa: E402
 from perflab.emulator.operations import Operation  # noqa: E402
 from perflab.emulator.ptx import Immediate  # noqa: E402
-from perflab.emulator.vector_values import BITS, INTEGERS, LANES, lanes_of  # noqa: E402
+from perflab.emulator.vector import code  # noqa: E402
+from perflab.emulator.vector import floats as vector_floats  # noqa: E402
+from perflab.emulator.vector.values import BITS, INTEGERS, LANES, lanes_of  # noqa: E402
 
 NUMPY = {"pred": np.bool_, "f16": np.uint16, "bf16": np.uint16, "f32": np.float32, "f64": np.float64}
 NUMPY |= {f"{s}{b}": np.dtype(f"{n}{b}").type for s, n in (("u", "uint"), ("s", "int")) for b in (8, 16, 32, 64)}

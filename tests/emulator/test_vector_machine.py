@@ -23,7 +23,8 @@ from perflab.emulator.tallies import Job, Tally, wavefronts
 
 pytest.importorskip("llvmlite")
 
-from perflab.emulator import vector_compiled, vector_machine  # noqa: E402
+from perflab.emulator.vector import compiled as vector_compiled  # noqa: E402
+from perflab.emulator.vector import machine as vector_machine  # noqa: E402
 
 SOURCE = Path(__file__).parent / "vector_kernels.cu"
 WAVEFRONTS = Path(__file__).parents[2] / "data/experiments/h200_wavefronts.json"
@@ -274,7 +275,7 @@ def test_an_exception_in_python_comes_out(monkeypatch: pytest.MonkeyPatch) -> No
     def broken(*_: Any) -> None:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr("perflab.emulator.vector_events.formatted", broken)
+    monkeypatch.setattr("perflab.emulator.vector.events.formatted", broken)
     with pytest.raises(RuntimeError, match="broken"):
         ran(vector_machine.run, "speak", CLEAN["speak"])
 
@@ -286,10 +287,10 @@ def shared_counter(kind: str, lane_bytes: int) -> Any:
     import llvmlite.binding as llvm
     from llvmlite import ir
 
-    from perflab.emulator.vector_flow import POINTER, function
-    from perflab.emulator.vector_memory import filled_addresses
-    from perflab.emulator.vector_units import scattered_units
-    from perflab.emulator.vector_values import I32, INTEGERS
+    from perflab.emulator.vector.flow import POINTER, function
+    from perflab.emulator.vector.memory import filled_addresses
+    from perflab.emulator.vector.units import scattered_units
+    from perflab.emulator.vector.values import I32, INTEGERS
 
     module = ir.Module("counter")
     module.triple = llvm.get_default_triple()

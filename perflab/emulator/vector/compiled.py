@@ -21,12 +21,12 @@ from perflab.compile import cache_folder
 from perflab.emulator.operations import Operation
 from perflab.emulator.paths import Paths
 from perflab.emulator.program import Program
-from perflab.emulator.vector_checks import Checks, granules
-from perflab.emulator.vector_kernel import KernelCode
-from perflab.emulator.vector_layout import Layout, layout
-from perflab.emulator.vector_memory import Memories
-from perflab.emulator.vector_registers import constants, followed
-from perflab.emulator.vector_schedule import run_block, run_blocks, start
+from perflab.emulator.vector.checks import Checks, granules
+from perflab.emulator.vector.kernel import KernelCode
+from perflab.emulator.vector.layout import Layout, layout
+from perflab.emulator.vector.memory import Memories
+from perflab.emulator.vector.registers import constants, followed
+from perflab.emulator.vector.schedule import run_block, run_blocks, start
 
 OPTIMISATION = 2  # of LLVM's code generator: as quick as 1 on code of this kind, and the code is faster
 _loaded: dict[str, Compiled] = {}
@@ -134,7 +134,7 @@ def _load(code: bytes, plan: Layout, cached: bool) -> Compiled:
 def _generator() -> str:
     """A digest of the emulator's own source and of what compiles it."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
         digest.update(path.read_bytes())
     _target()
     machine = [llvmlite.__version__, *map(str, llvm.llvm_version_info), llvm.get_host_cpu_name(), llvm.get_default_triple()]

@@ -12,16 +12,16 @@ from perflab.emulator.program import Block, Program
 from perflab.emulator.ptx import Arguments, Symbol
 from perflab.emulator.tallies import LANES, REQUESTS, UNITS
 from perflab.emulator.undefined import names
-from perflab.emulator.vector_atomics import atomic
-from perflab.emulator.vector_barriers import KINDS, BarrierCode
-from perflab.emulator.vector_calls import call_event
-from perflab.emulator.vector_code import emit, emit_collective
-from perflab.emulator.vector_flow import I64, POINTER, function, number
-from perflab.emulator.vector_layout import CONTEXT_AT, HALTED, RECORD, RUNNABLE, Layout
-from perflab.emulator.vector_memory import Memories, Shape
-from perflab.emulator.vector_registers import Registers
-from perflab.emulator.vector_schedule import choose, field, move_lanes, set_field
-from perflab.emulator.vector_values import I32, broadcast, lanes_of, resize, splat
+from perflab.emulator.vector.atomics import atomic
+from perflab.emulator.vector.barriers import KINDS, BarrierCode
+from perflab.emulator.vector.calls import call_event
+from perflab.emulator.vector.code import emit, emit_collective
+from perflab.emulator.vector.flow import I64, POINTER, function, number
+from perflab.emulator.vector.layout import CONTEXT_AT, HALTED, RECORD, RUNNABLE, Layout
+from perflab.emulator.vector.memory import Memories, Shape
+from perflab.emulator.vector.registers import Registers
+from perflab.emulator.vector.schedule import choose, field, move_lanes, set_field
+from perflab.emulator.vector.values import I32, broadcast, lanes_of, resize, splat
 
 
 class KernelCode:

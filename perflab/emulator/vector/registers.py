@@ -14,10 +14,10 @@ from perflab.emulator.operations import Operation, Typed, Unsupported
 from perflab.emulator.program import Block, Program
 from perflab.emulator.ptx import Guard, Immediate, Negated, Operand, Register, Sink, Special, Symbol
 from perflab.emulator.undefined import Tracking, moves, names, others
-from perflab.emulator.vector_calls import call_event
-from perflab.emulator.vector_flow import I64, POINTER, Flow, number, ramp
-from perflab.emulator.vector_layout import CONTEXT_AT, WARP_AT, Layout
-from perflab.emulator.vector_values import BITS, I32, INTEGERS, as_register, as_type, broadcast, resize, splat
+from perflab.emulator.vector.calls import call_event
+from perflab.emulator.vector.flow import I64, POINTER, Flow, number, ramp
+from perflab.emulator.vector.layout import CONTEXT_AT, WARP_AT, Layout
+from perflab.emulator.vector.values import BITS, I32, INTEGERS, as_register, as_type, broadcast, resize, splat
 
 _FROM_CONTEXT = {name: name for name in ("ctaid", "ntid", "nctaid", "smid", "nsmid")} | {
     "clusterid": "ctaid", "nclusterid": "nctaid", "dynamic_smem_size": "dynamic_shared", "total_smem_size": "shared_bytes",

@@ -10,8 +10,8 @@ import numpy as np
 from perflab.emulator.memory import GLOBAL_BASE, INITIALISED, WRITTEN, Arena
 from perflab.emulator.ptx import Symbol
 from perflab.emulator.tallies import Job, Tally
-from perflab.emulator.vector_checks import CELL
-from perflab.emulator.vector_layout import CONTEXT, CONTEXT_AT, RECORD, WARP, Layout
+from perflab.emulator.vector.checks import CELL
+from perflab.emulator.vector.layout import CONTEXT, CONTEXT_AT, RECORD, WARP, Layout
 
 _TURN = 1 << 24  # warp instructions, about, after which Python has a look at a warp that runs on and on
 _SHORT_TURN = 1 << 14  # the same where threads may wait for each other by memory

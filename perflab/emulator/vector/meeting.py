@@ -10,12 +10,12 @@ import numpy as np
 from perflab.emulator.meeting import lanes_words, some_words, waiting_words
 from perflab.emulator.operations import Operation
 from perflab.emulator.paths import Paths
-from perflab.emulator.vector_lanes import WarpLanes, lanes_of_mask, mask_of_lanes
-from perflab.emulator.vector_layout import BARRIERS, PARKED, RUNNABLE
+from perflab.emulator.vector.lanes import WarpLanes, lanes_of_mask, mask_of_lanes
+from perflab.emulator.vector.layout import BARRIERS, PARKED, RUNNABLE
 
 if TYPE_CHECKING:
     from perflab.emulator.races import Detector
-    from perflab.emulator.vector_state import State
+    from perflab.emulator.vector.state import State
 
 Report = Callable[..., None]
 Masks = Mapping[int, int]  # warp -> mask of lanes

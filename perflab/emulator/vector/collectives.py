@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from llvmlite import ir
 
 from perflab.emulator.operations import Operation
-from perflab.emulator.vector_routines import routine
-from perflab.emulator.vector_step import Step
-from perflab.emulator.vector_values import (
+from perflab.emulator.vector.routines import routine
+from perflab.emulator.vector.step import Step
+from perflab.emulator.vector.values import (
     I32,
     INTEGERS,
     LANES,

@@ -14,11 +14,11 @@ from llvmlite import ir
 from perflab.emulator.cells import ATOMIC, CLOCK_SHIFT, SITE_SHIFT, THREAD
 from perflab.emulator.memory import INITIALISED, READ, READ_ONLY, WRITTEN
 from perflab.emulator.operations import Operation
-from perflab.emulator.vector_calls import call_event
-from perflab.emulator.vector_flow import I1, I64, POINTER, Flow, function, number, offsets
-from perflab.emulator.vector_layout import CONTEXT_AT, RECORD, WARP_AT
-from perflab.emulator.vector_shuffles import filled
-from perflab.emulator.vector_values import I32, INTEGERS, broadcast
+from perflab.emulator.vector.calls import call_event
+from perflab.emulator.vector.flow import I1, I64, POINTER, Flow, function, number, offsets
+from perflab.emulator.vector.layout import CONTEXT_AT, RECORD, WARP_AT
+from perflab.emulator.vector.shuffles import filled
+from perflab.emulator.vector.values import I32, INTEGERS, broadcast
 
 CELL = np.dtype([("writer", "i8"), ("reader", "i8"), ("before", "i8"), ("writer_block", "i4"), ("reader_block", "i4"),
                  ("before_block", "i4"), ("pad", "i4")])

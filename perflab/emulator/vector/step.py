@@ -1,4 +1,4 @@
-"""`Step`: one instruction on its way to LLVM code, as the rules of the vector_ modules see it."""
+"""`Step`: one instruction on its way to LLVM code, as the rules of this package see it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llvmlite import ir
 
 from perflab.emulator.operations import Operation
 from perflab.emulator.ptx import Immediate
-from perflab.emulator.vector_values import BITS
+from perflab.emulator.vector.values import BITS
 
 PACKED = ("f16x2", "bf16x2", "s16x2", "u16x2", "f32x2")
 ROUNDINGS = ("rn", "rz", "rm", "rp")

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from llvmlite import ir
 
-from perflab.emulator.vector_flow import I8, Flow
-from perflab.emulator.vector_values import INTEGERS, LANES
+from perflab.emulator.vector.flow import I8, Flow
+from perflab.emulator.vector.values import INTEGERS, LANES
 
 _WAY = 8  # lanes that are transposed at once
 _I32 = ir.IntType(32)

@@ -6,10 +6,10 @@ from llvmlite import ir
 
 from perflab.emulator.memory import READ, WRITTEN
 from perflab.emulator.tallies import IDEAL, LANES, REQUESTS, UNITS
-from perflab.emulator.vector_flow import I1, I8, I64, POINTER, Flow, function, number
-from perflab.emulator.vector_shuffles import BYTES, filled, lane_kind
-from perflab.emulator.vector_values import I32, INTEGERS, broadcast, pick, popcount, splat
-from perflab.emulator.vector_values import LANES as WIDTH
+from perflab.emulator.vector.flow import I1, I8, I64, POINTER, Flow, function, number
+from perflab.emulator.vector.shuffles import BYTES, filled, lane_kind
+from perflab.emulator.vector.values import I32, INTEGERS, broadcast, pick, popcount, splat
+from perflab.emulator.vector.values import LANES as WIDTH
 
 _SECTOR = 5  # log2 of its bytes
 

@@ -1,6 +1,6 @@
 """LLVM code for compute instructions on the 32 lanes of a warp: the bits that `Operation.compute` gives, without numpy.
 
-`emit` and `emit_collective` (vector_collectives) are what a machine calls; None means that there is no vector code and the
+`emit` and `emit_collective` (collectives) are what a machine calls; None means that there is no vector code and the
 reference must be called instead. Modifiers that a rule does not know always give None, never a wrong answer.
 """
 
@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 from llvmlite import ir
 
-from perflab.emulator import vector_arithmetic, vector_integers
 from perflab.emulator.operations import Operation
-from perflab.emulator.vector_collectives import emit_collective
-from perflab.emulator.vector_floats import flushed
-from perflab.emulator.vector_routines import routine
-from perflab.emulator.vector_step import PACKED, ROUNDINGS, WHOLE, Rule, Step
-from perflab.emulator.vector_values import (
+from perflab.emulator.vector import arithmetic, integers
+from perflab.emulator.vector.collectives import emit_collective
+from perflab.emulator.vector.floats import flushed
+from perflab.emulator.vector.routines import routine
+from perflab.emulator.vector.step import PACKED, ROUNDINGS, WHOLE, Rule, Step
+from perflab.emulator.vector.values import (
     BITS,
     as_register,
     as_type,
@@ -47,7 +47,7 @@ MODIFIERS: dict[str, frozenset[str]] = {
     "div": frozenset((*ROUNDINGS, "approx", "full", "ftz")), "rcp": frozenset((*ROUNDINGS, "approx", "ftz")),
     "sqrt": frozenset((*ROUNDINGS, "approx", "ftz")), "ex2": _APPROXIMATE, "lg2": _APPROXIMATE, "rsqrt": _APPROXIMATE,
     "sin": _APPROXIMATE, "cos": _APPROXIMATE, "tanh": _APPROXIMATE,
-    "cvta": frozenset(("to", *vector_integers.WINDOWS)), "shf": frozenset(("l", "r", "clamp", "wrap")),
+    "cvta": frozenset(("to", *integers.WINDOWS)), "shf": frozenset(("l", "r", "clamp", "wrap")),
     "bfind": frozenset(("shiftamt",)), "cvt": frozenset((*ROUNDINGS, *WHOLE, "ftz", "sat", "relu")),
     "setp": _COMPARING, "set": _COMPARING, "slct": frozenset(("ftz",)),
 }
@@ -100,7 +100,7 @@ def _rule(step: Step) -> Rule | None:
         return GENERAL[opcode]
     kinds = {typed.type for typed in (*step.operation.inputs, *step.operation.outputs)}
     floating = not kinds.isdisjoint(FLOAT_TYPES) or step.packed in ("f16x2", "bf16x2", "f32x2")
-    return (vector_arithmetic.RULES if floating else vector_integers.RULES).get(opcode)
+    return (arithmetic.RULES if floating else integers.RULES).get(opcode)
 
 
 def _compared(step: Step) -> tuple[ir.Value, ir.Value] | None:
@@ -108,7 +108,7 @@ def _compared(step: Step) -> tuple[ir.Value, ir.Value] | None:
     relation, kind = step.modifiers[0], step.source()
     if step.packed or relation not in RELATIONS:
         return None
-    found = (vector_arithmetic if kind in FLOAT_TYPES else vector_integers).compared(step, relation)
+    found = (arithmetic if kind in FLOAT_TYPES else integers).compared(step, relation)
     return None if found is None else (found, step.values[2] if len(step.values) > 2 else splat(1, 1))
 
 
@@ -154,7 +154,7 @@ def _slct(step: Step) -> ir.Value:
 
 
 GENERAL: dict[str, Rule] = {
-    "setp": _setp, "set": _set, "selp": _selp, "slct": _slct, "mov": vector_integers.move, "and": vector_integers.logic,
-    "or": vector_integers.logic, "xor": vector_integers.logic, "not": vector_integers.invert,
+    "setp": _setp, "set": _set, "selp": _selp, "slct": _slct, "mov": integers.move, "and": integers.logic,
+    "or": integers.logic, "xor": integers.logic, "not": integers.invert,
 }
 """Rules that do not depend on the type."""

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
-from perflab.emulator.vector_calls import call_event
-from perflab.emulator.vector_flow import I64, POINTER, Flow, function, number
-from perflab.emulator.vector_layout import BARRIER, BARRIER_AT, BARRIERS, CONTEXT_AT, RUNNABLE, WARP_AT, Layout
-from perflab.emulator.vector_schedule import EMPTY, each_warp, field, set_field, set_word, word
-from perflab.emulator.vector_values import I32, INTEGERS, broadcast
+from perflab.emulator.vector.calls import call_event
+from perflab.emulator.vector.flow import I64, POINTER, Flow, function, number
+from perflab.emulator.vector.layout import BARRIER, BARRIER_AT, BARRIERS, CONTEXT_AT, RUNNABLE, WARP_AT, Layout
+from perflab.emulator.vector.schedule import EMPTY, each_warp, field, set_field, set_word, word
+from perflab.emulator.vector.values import I32, INTEGERS, broadcast
 
 SYNC, ARRIVE, RED_POPC, RED_AND, RED_OR = range(5)
 KINDS = {"sync": SYNC, "arrive": ARRIVE, "red.popc": RED_POPC, "red.and": RED_AND, "red.or": RED_OR}

@@ -10,7 +10,7 @@ from functools import cache
 
 from llvmlite import binding, ir
 
-from perflab.emulator.vector_values import (
+from perflab.emulator.vector.values import (
     DOUBLE,
     FLOAT,
     HALF,

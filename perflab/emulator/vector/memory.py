@@ -13,13 +13,13 @@ from llvmlite import ir
 
 from perflab.emulator.memory import GLOBAL_BASE, LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, WINDOW_BYTES
 from perflab.emulator.operations import Operation
-from perflab.emulator.vector_calls import call_event
-from perflab.emulator.vector_checks import Checks, Watched
-from perflab.emulator.vector_flow import I1, I8, I64, POINTER, Flow, function, number, ramp
-from perflab.emulator.vector_layout import CONTEXT_AT, RECORD_AT, WARP_AT, Layout
-from perflab.emulator.vector_shuffles import apart, lane_kind, together
-from perflab.emulator.vector_units import broadcast_units, contiguous_units, count, mark_all, mark_lane, scattered_units
-from perflab.emulator.vector_values import I32, INTEGERS, LANES, broadcast, popcount, splat
+from perflab.emulator.vector.calls import call_event
+from perflab.emulator.vector.checks import Checks, Watched
+from perflab.emulator.vector.flow import I1, I8, I64, POINTER, Flow, function, number, ramp
+from perflab.emulator.vector.layout import CONTEXT_AT, RECORD_AT, WARP_AT, Layout
+from perflab.emulator.vector.shuffles import apart, lane_kind, together
+from perflab.emulator.vector.units import broadcast_units, contiguous_units, count, mark_all, mark_lane, scattered_units
+from perflab.emulator.vector.values import I32, INTEGERS, LANES, broadcast, popcount, splat
 
 WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAM_WINDOW}
 

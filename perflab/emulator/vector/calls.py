@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from perflab.emulator.vector_flow import I64, POINTER, Flow, number
-from perflab.emulator.vector_layout import CONTEXT_AT, EVENT
-from perflab.emulator.vector_values import I32
+from perflab.emulator.vector.flow import I64, POINTER, Flow, number
+from perflab.emulator.vector.layout import CONTEXT_AT, EVENT
+from perflab.emulator.vector.values import I32
 
 _TYPE = ir.FunctionType(I32, [I64] * 6)
 

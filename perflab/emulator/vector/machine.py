@@ -1,6 +1,6 @@
 """The fast machine: a kernel as machine code that runs 32 lanes at once, blocks over the CPU's cores.
 
-What it means is what `machine` (numpy) means; where anything is strange, compiled code asks Python (`vector_events`).
+What it means is what `machine` (numpy) means; where anything is strange, compiled code asks Python (`events`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from perflab.emulator.memory import Arena
 from perflab.emulator.operands import unsupported
 from perflab.emulator.operations import Operation
 from perflab.emulator.tallies import Job, Tally
-from perflab.emulator.vector_checks import granules
-from perflab.emulator.vector_compiled import compiled, is_eager
-from perflab.emulator.vector_events import EVENT_TYPE, Events
-from perflab.emulator.vector_layout import BLOCK_DONE, OUT_OF_FUEL, PARKED, STUCK
-from perflab.emulator.vector_state import Cells, Counts, State, order_of
+from perflab.emulator.vector.checks import granules
+from perflab.emulator.vector.compiled import compiled, is_eager
+from perflab.emulator.vector.events import EVENT_TYPE, Events
+from perflab.emulator.vector.layout import BLOCK_DONE, OUT_OF_FUEL, PARKED, STUCK
+from perflab.emulator.vector.state import Cells, Counts, State, order_of
 
 PIECES = 8  # of the grid for each thread, at least
 PIECE = 32  # blocks, at most, between looks at whether to go on

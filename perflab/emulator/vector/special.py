@@ -10,8 +10,8 @@ import math
 
 from llvmlite import ir
 
-from perflab.emulator.vector_floats import widened
-from perflab.emulator.vector_values import DOUBLE, FLOAT, intrinsic, splat, splat_float, to_bits, to_float
+from perflab.emulator.vector.floats import widened
+from perflab.emulator.vector.values import DOUBLE, FLOAT, intrinsic, splat, splat_float, to_bits, to_float
 
 EXP2 = tuple(math.log(2) ** k / math.factorial(k) for k in range(13))  # Taylor; the next term is below 2e-16 for |x| <= 1/2
 LOG2 = tuple(2 / math.log(2) / (2 * k + 1) for k in range(10))  # log2(m) = t * sum LOG2[k] t**2k with t = (m - 1) / (m + 1)

@@ -11,11 +11,11 @@ from perflab.emulator.memory import GLOBAL_BASE, LOCAL_WINDOW, PARAM_WINDOW, SHA
 from perflab.emulator.operands import DTYPES
 from perflab.emulator.operations import Operation, Typed
 from perflab.emulator.ptx import Arguments, Immediate, Negated, Register, Special, Symbol
-from perflab.emulator.vector_registers import number_of
-from perflab.emulator.vector_values import LANES
+from perflab.emulator.vector.registers import number_of
+from perflab.emulator.vector.values import LANES
 
 if TYPE_CHECKING:
-    from perflab.emulator.vector_state import State
+    from perflab.emulator.vector.state import State
 
 _LANE = np.arange(LANES, dtype=np.uint32)
 

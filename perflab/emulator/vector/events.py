@@ -19,10 +19,10 @@ from perflab.emulator.paths import Paths
 from perflab.emulator.printing import formatted, text_at
 from perflab.emulator.races import Access, Detector
 from perflab.emulator.tallies import Job
-from perflab.emulator.vector_lanes import WarpLanes, lanes_of_mask
-from perflab.emulator.vector_layout import EVENTS
-from perflab.emulator.vector_meeting import Meeting
-from perflab.emulator.vector_state import State
+from perflab.emulator.vector.lanes import WarpLanes, lanes_of_mask
+from perflab.emulator.vector.layout import EVENTS
+from perflab.emulator.vector.meeting import Meeting
+from perflab.emulator.vector.state import State
 
 EVENT_TYPE = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_int64] * 6)
 GO_ON, STOP, DONE = range(3)

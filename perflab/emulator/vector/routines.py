@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from llvmlite import ir
 
-from perflab.emulator.vector_values import I32, INTEGERS, mask_of, predicate_of
+from perflab.emulator.vector.values import I32, INTEGERS, mask_of, predicate_of
 
 Body = Callable[[ir.IRBuilder, Sequence[ir.Value]], "Sequence[ir.Value] | None"]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from perflab.emulator.program import Program
-from perflab.emulator.vector_flow import offsets
-from perflab.emulator.vector_values import LANES
+from perflab.emulator.vector.flow import offsets
+from perflab.emulator.vector.values import LANES
 
 BARRIERS = 16
 

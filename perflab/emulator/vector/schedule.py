@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from llvmlite import ir
 
-from perflab.emulator.vector_flow import I1, I8, I64, POINTER, Flow, function, number
-from perflab.emulator.vector_layout import (
+from perflab.emulator.vector.flow import I1, I8, I64, POINTER, Flow, function, number
+from perflab.emulator.vector.layout import (
     BARRIER,
     BARRIER_AT,
     BARRIERS,
@@ -24,7 +24,7 @@ from perflab.emulator.vector_layout import (
     WARP_AT,
     Layout,
 )
-from perflab.emulator.vector_values import I32, INTEGERS, broadcast, splat
+from perflab.emulator.vector.values import I32, INTEGERS, broadcast, splat
 
 PATIENCE = 64  # polls after which a warp counts as waiting for others
 SHORT_TURN = 512  # warp instructions of its turns from then on

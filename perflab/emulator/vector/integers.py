@@ -7,8 +7,8 @@ from collections.abc import Callable
 from llvmlite import ir
 
 from perflab.emulator.memory import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW
-from perflab.emulator.vector_step import Rule, Step
-from perflab.emulator.vector_values import (
+from perflab.emulator.vector.step import Rule, Step
+from perflab.emulator.vector.values import (
     BITS,
     DOUBLE,
     INTEGERS,

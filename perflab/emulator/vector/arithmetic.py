@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
-from perflab.emulator import vector_floats as floats
-from perflab.emulator import vector_special as special
-from perflab.emulator.vector_floats import Exact
-from perflab.emulator.vector_step import Rule, Step
-from perflab.emulator.vector_values import (
+from perflab.emulator.vector import floats, special
+from perflab.emulator.vector.floats import Exact
+from perflab.emulator.vector.step import Rule, Step
+from perflab.emulator.vector.values import (
     BITS,
     DOUBLE,
     FLOAT,

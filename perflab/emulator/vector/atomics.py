@@ -7,11 +7,11 @@ from collections.abc import Callable
 from llvmlite import ir
 
 from perflab.emulator.operations import Operation
-from perflab.emulator.vector_calls import call_event
-from perflab.emulator.vector_flow import I1, I64, Flow, function, number
-from perflab.emulator.vector_memory import SIDE_TYPES, Memories, Shape, Sides, note_change, note_poll
-from perflab.emulator.vector_units import mark_lane
-from perflab.emulator.vector_values import BITS, I32, INTEGERS
+from perflab.emulator.vector.calls import call_event
+from perflab.emulator.vector.flow import I1, I64, Flow, function, number
+from perflab.emulator.vector.memory import SIDE_TYPES, Memories, Shape, Sides, note_change, note_poll
+from perflab.emulator.vector.units import mark_lane
+from perflab.emulator.vector.values import BITS, I32, INTEGERS
 
 _FLOATS = {"f32": ir.FloatType(), "f64": ir.DoubleType()}
 Rule = Callable[[Flow, ir.Value, list[ir.Value]], ir.Value]

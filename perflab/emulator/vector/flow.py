@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 from llvmlite import ir
 
-from perflab.emulator.vector_values import I32, INTEGERS, LANES, scalar_intrinsic
+from perflab.emulator.vector.values import I32, INTEGERS, LANES, scalar_intrinsic
 
 I1, I8, I16, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 64))
 POINTER = ir.PointerType()
