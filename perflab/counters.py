@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -178,6 +178,7 @@ class HardwareCounts(Shown):
 
     found   field -> `Counted`; absent: field -> why there is no such number
     parts   the counters of each launch, where there are several: what does not add (occupancy, limits) is there only
+    stale   why a record no longer describes today's code; empty while it does
     """
 
     name: str
@@ -186,6 +187,7 @@ class HardwareCounts(Shown):
     absent: Mapping[str, str]
     launches: tuple[LaunchMetrics, ...] = ()
     parts: tuple[HardwareCounts, ...] = field(default=())
+    stale: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> float:
         if name in self.found:
@@ -204,6 +206,11 @@ class HardwareCounts(Shown):
     def __repr__(self) -> str:
         return str(self)
 
+    @property
+    def stale_notes(self) -> list[str]:
+        """A line a reason why the record no longer holds."""
+        return [f"STALE: {self.name}: {reason}" for reason in self.stale]
+
     def table(self) -> Table:
         """A row a counter, with the metrics it is from; what is absent below."""
         rows = [(one.counter.group, name, _written(one), str(one.formula), one.counter.note)
@@ -211,7 +218,7 @@ class HardwareCounts(Shown):
         why: dict[str, list[str]] = {}
         for name, reason in self.absent.items():
             why.setdefault(reason, []).append(name)
-        notes = [f"absent, {reason}: {', '.join(names)}" for reason, names in why.items()]
+        notes = [f"absent, {reason}: {', '.join(names)}" for reason, names in why.items()] + self.stale_notes
         return Table(f"{self.name}: hardware counters", ("group", "counter", "value", "ncu metrics", "remark"), rows,
                      str(self.origin), notes)
 
@@ -283,13 +290,14 @@ def _first(counter: Counter, launches: Sequence[LaunchMetrics]) -> tuple[Counted
     return None, reason
 
 
-def from_record(record: Record) -> HardwareCounts:
-    """The counters of a record of kind "counts"."""
+def from_record(record: Record, stale: Sequence[str] = ()) -> HardwareCounts:
+    """The counters of a record of kind "counts"; stale: why it no longer holds."""
     payload = record.payload_of("counts")
     launches = map(LaunchMetrics.from_dict, payload["launches"])
     how = f"{payload['tool']}, cache control {payload['cache_control']}"
     origin = Origin("measured", f"{record.gpu['name']}, {record.utc[:10]}, {how}")
-    return hardware_counts(f"{record.study} {record.version}", launches, origin, str(record.gpu["capability"]))
+    found = hardware_counts(f"{record.study} {record.version}", launches, origin, str(record.gpu["capability"]))
+    return replace(found, stale=tuple(stale))
 
 
 # ---------------------------------------------------------------- beside the emulator's
@@ -299,7 +307,7 @@ def agreement(counted: Counts, measured: HardwareCounts) -> Table:
     for name, one in measured.found.items():
         if not one.counter.emulated:
             continue
-        ours = _emulated(counted, one.counter.emulated)
+        ours = emulated(counted, one.counter.emulated)
         if not ours and not one.value:
             continue
         difference = (ours - one.value) / one.value if one.value else float("inf")
@@ -307,14 +315,21 @@ def agreement(counted: Counts, measured: HardwareCounts) -> Table:
         verdict = "reported" if tolerance is None else "agrees" if abs(difference) <= tolerance else "DIFFERS"
         beyond += verdict == "DIFFERS"
         allowed = {None: "", 0.0: "exact"}.get(tolerance) if tolerance in (None, 0.0) else tables.percent(tolerance)
-        said = "exact" if difference == 0 else f"{100 * difference:+.3g} %"
+        said = difference_words(ours, one.value)
         rows.append((name, round(ours), round(one.value), said, allowed, verdict, one.counter.note))
     title = f"{counted.name}: counted and measured, {beyond} of {len(rows)} differ by more than allowed"
     return Table(title, ("counter", "counted", "measured", "difference", "allowed", "verdict", "remark"), rows,
-                 f"{counted.origin}; {measured.origin}")
+                 f"{counted.origin}; {measured.origin}", measured.stale_notes)
 
 
-def _emulated(counts: Counts, path: str) -> float:
+def difference_words(ours: float, theirs: float) -> str:
+    """How far ours is from theirs, as a share of theirs: 'exact' where it is not, '-' where theirs is 0 and ours is not."""
+    if ours == theirs:
+        return "exact"
+    return f"{100 * (ours - theirs) / theirs:+.3g} %" if theirs else "-"
+
+
+def emulated(counts: Counts, path: str) -> float:
     """The emulator's number: a field of `Counts`, or flops_by.KIND.DTYPE, of every kind with `*`."""
     name, *key = path.split(".")
     if not key:

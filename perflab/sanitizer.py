@@ -173,12 +173,16 @@ def merged(faults: Iterable[Fault]) -> tuple[Fault, ...]:
 # ---------------------------------------------------------------- what was found
 @dataclass(frozen=True, repr=False)
 class Findings(Shown):
-    """What each tool found in one version, one fault a cause; notes: what a tool said besides, or that it could not end."""
+    """What each tool found in one version, one fault a cause; notes: what a tool said besides, or that it could not end.
+
+    stale: why a record no longer describes today's code; empty while it does.
+    """
 
     name: str
     origin: Origin
     faults: Mapping[str, tuple[Fault, ...]]
     notes: Mapping[str, tuple[str, ...]]
+    stale: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -188,25 +192,30 @@ class Findings(Shown):
     def __repr__(self) -> str:
         return str(self)
 
+    @property
+    def stale_notes(self) -> list[str]:
+        """A line a reason why the record no longer holds."""
+        return [f"STALE: {self.name}: {reason}" for reason in self.stale]
+
     def table(self) -> Table:
         """A row a fault and tool."""
         rows = [(tool, fault.kind, f"{fault.file}:{fault.line}", fault.message, fault.times)
                 for tool, several in self.faults.items() for fault in several]
         clean = [tool for tool in self.faults if not self.faults[tool] and not self.notes.get(tool)]
         notes = [f"nothing found: {', '.join(clean)}"] if clean else []
-        notes += [f"{tool}: {note}" for tool, several in self.notes.items() for note in several]
+        notes += [f"{tool}: {note}" for tool, several in self.notes.items() for note in several] + self.stale_notes
         columns = ("tool", "kind", "where", "what", "times")
         return Table(f"{self.name}: compute-sanitizer", columns, rows, str(self.origin), notes)
 
 
-def from_record(record: Record) -> Findings:
-    """The findings of a record of kind "faults"."""
+def from_record(record: Record, stale: Sequence[str] = ()) -> Findings:
+    """The findings of a record of kind "faults"; stale: why it no longer holds."""
     payload = record.payload_of("faults")
     tools = payload["tools"]
     origin = Origin("measured", f"{record.gpu['name']}, {record.utc[:10]}, {payload['sanitizer']}")
     return Findings(f"{record.study} {record.version}", origin,
                     {tool: tuple(map(fault_from_dict, one["faults"])) for tool, one in tools.items()},
-                    {tool: tuple(one["notes"]) for tool, one in tools.items()})
+                    {tool: tuple(one["notes"]) for tool, one in tools.items()}, tuple(stale))
 
 
 def fault_from_dict(data: Mapping[str, Any]) -> Fault:
@@ -230,7 +239,8 @@ def finders(name: str, emulated: Iterable[Fault], sanitized: Findings) -> Table:
     columns = ("emulator", *sanitized.faults)
     rows = [(where, kind, *(f"{mine[finder]:,}" if finder in mine else "" for finder in columns))
             for (where, kind), mine in sorted(found.items())]
-    return Table(f"{name}: who finds what, with occurrences", ("where", "kind", *columns), rows, str(sanitized.origin))
+    return Table(f"{name}: who finds what, with occurrences", ("where", "kind", *columns), rows, str(sanitized.origin),
+                 sanitized.stale_notes)
 
 
 # ---------------------------------------------------------------- running it

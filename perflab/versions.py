@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from perflab import machine
+from perflab import hardware, machine
 from perflab.check import Check
+from perflab.counters import HardwareCounts, agreement
 from perflab.errors import PerflabError
 from perflab.gpus import Gpu
 from perflab.gpus import gpu as find_gpu
@@ -17,6 +18,7 @@ from perflab.occupancy_model import Occupancy
 from perflab.planning import identity_of
 from perflab.records import Identity, Record, stale_reasons
 from perflab.resources import Resources
+from perflab.sanitizer import Findings
 from perflab.studies import Launch, Version
 from perflab.tables import Table
 from perflab.timing import Timing
@@ -100,6 +102,22 @@ class BoundVersion:
         from perflab.emulated import count
 
         return count(self.bench.study, self.version, shape, find_gpu(gpu or default_gpu()), sample=sample, **settings)
+
+    def counters(self, shape: Any, gpu: str | Gpu | None = None) -> HardwareCounts:
+        """The recorded hardware counters of the version's launches, by Nsight Compute. No record is an error."""
+        return hardware.recorded_counters(self, shape, find_gpu(gpu or default_gpu()))
+
+    def agreement(self, shape: Any, gpu: str | Gpu | None = None) -> Table:
+        """A row a counter: what the emulator counts beside what the hardware counted, and by how much they may differ."""
+        return agreement(self.count(shape, gpu), self.counters(shape, gpu))
+
+    def findings(self, gpu: str | Gpu | None = None) -> Findings:
+        """What compute-sanitizer found, as recorded at the shape it ran at. No record is an error."""
+        return hardware.recorded_findings(self, find_gpu(gpu or default_gpu()))[0]
+
+    def finders(self, gpu: str | Gpu | None = None) -> Table:
+        """Who finds what: a row a bug, with a mark for the emulator (run at the record's shape) and for each tool."""
+        return hardware.finders(self, find_gpu(gpu or default_gpu()))
 
     def check(self, shape: Any, gpu: str | Gpu | None = None, emulate: bool | None = None,
               **settings: Any) -> Check | EmulatedCheck:
