@@ -22,8 +22,9 @@ _BAD = "background:#FDE2E1;"
 class Listing:
     """Source text. With `before`, the lines that `before` does not have are marked with '+'.
 
-    beside: line -> cells under `columns`, which the text shows to the left of the line; the larger the share of a line in
-    the first column's sum, the darker it is in HTML. marks: line -> words, shown as '!' and written out below.
+    beside: line -> cells under `columns`, which the text shows to the left of the line, large numbers in short; the larger the
+    share of a line in the first column's sum, the darker it is in HTML. What stands above the first line with numbers is left
+    out, but for two lines. marks: line -> words, shown as '!' and written out below.
     """
 
     file: str
@@ -54,7 +55,7 @@ class Listing:
         return self.file if self.before is None else f"{self.file}: {new} lines new since {self.before_name} (+)"
 
     def __str__(self) -> str:
-        lines = (f"{self._gutter(number)} {line}".rstrip() for number, line in enumerate(self._source_lines(), 1))
+        lines = (f"{self._gutter(number)} {line}".rstrip() for number, line in self._shown(self._source_lines()))
         return "\n".join([self.title, *self._head(), *lines, *self._below()])
 
     def _source_lines(self) -> list[str]:
@@ -62,16 +63,21 @@ class Listing:
         lines = self.text.splitlines()
         return [line if len(line) <= _WIDE else line[: _WIDE - 1] + "…" for line in lines] if self.columns else lines
 
+    def _shown(self, lines: list[str]) -> list[tuple[int, str]]:
+        """Lines with their numbers: with numbers beside them, from just above the first that has some."""
+        first = max(min([*self.beside, *self.marks], default=1) - 3, 0) if self.columns else 0
+        return list(enumerate(lines, 1))[first:]
+
     def _gutter(self, number: int) -> str:
         """What stands before a line: its cells, its number, and its sign."""
         sign = "!" if number in self.marks else "+" if number in self._new else " "
-        texts = [cell(value) for value in self.beside.get(number, ())] or [""] * len(self.columns)
+        texts = [_short(value) for value in self.beside.get(number, ())] or [""] * len(self.columns)
         cells = [text.rjust(width) for text, width in zip(texts, self._widths, strict=True)]
         return "  ".join([*cells, f"{number:4d} {sign}"])
 
     @cached_property
     def _widths(self) -> list[int]:
-        rows = [[cell(value) for value in row] for row in (self.columns, *self.beside.values())]
+        rows = [[_short(value) for value in row] for row in (self.columns, *self.beside.values())]
         return [max(map(len, column)) for column in zip(*rows, strict=True)]
 
     def _head(self) -> list[str]:
@@ -101,7 +107,7 @@ class Listing:
         grey = '<span style="color:#6E7781">'
         rows = [f'<span style="display:block;font-weight:bold">{html.escape(head)}</span>' for head in self._head()]
         tints = self._tints()
-        for number, line in enumerate(body.splitlines(), 1):
+        for number, line in self._shown(body.splitlines()):
             gutter = f"{grey}{html.escape(self._gutter(number))} </span>"
             rows.append(f'<span style="display:block;{tints.get(number, "")}">{gutter}{line}</span>')
         below = "".join(f'<div style="font-size:85%;opacity:0.75">{html.escape(line)}</div>' for line in self._below())
@@ -118,3 +124,11 @@ class Listing:
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         return {"text/plain": str(self), "text/html": self.html()}
+
+
+def _short(value: object) -> str:
+    """A cell: whole numbers of six digits and more as 123k, 4.56M, 7.89G."""
+    if not isinstance(value, int) or value < 100_000:
+        return cell(value)
+    unit, letter = next((unit, letter) for unit, letter in ((10**9, "G"), (10**6, "M"), (10**3, "k")) if value >= unit)
+    return f"{value / unit:.3g}{letter}"

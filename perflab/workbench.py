@@ -391,7 +391,8 @@ class Workbench:
             origins.append(found.origin)
             notes += found.warnings
         columns = ("version", "warp instr.", "lanes", "FLOP", "asked", "sectors", "unique", "wavefronts", "conflicts",
-                   "FLOP/B of sectors")
+                   "FLOP/B")
+        notes.append("FLOP/B: of sectors")
         return Table(f"{self.study.title}: counted at {describe(shape)}", columns, rows, join(*origins), notes)
 
     def agreement(self, shape: Any, gpu: str | Gpu | None = None) -> Table:

@@ -51,3 +51,14 @@ def test_long_lines_are_cut_beside_numbers_only():
     assert text.strip() in str(Listing("k.cu", text))
     beside = Listing("k.cu", text, beside={1: (1,)}, columns=("instr.",))
     assert max(map(len, str(beside).splitlines())) < 120 and "…" in str(beside)
+
+
+def test_large_numbers_beside_a_line_are_short_and_small_ones_exact():
+    shown = str(Listing("k.cu", "a;\nb;\nc;", beside={1: (99_999,), 2: (4_663_296,), 3: (7_125_701_000,)}, columns=["n"]))
+    assert [row.split()[0] for row in shown.splitlines()[2:5]] == ["99,999", "4.66M", "7.13G"]
+
+
+def test_lines_above_the_first_number_are_left_out_but_for_two():
+    text = "\n".join(f"line {n}" for n in range(1, 8))
+    shown = str(Listing("k.cu", text, beside={6: (1,)}, columns=["n"])).splitlines()
+    assert [row.split()[-1] for row in shown[2:]] == ["4", "5", "6", "7"]

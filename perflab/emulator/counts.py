@@ -23,7 +23,7 @@ from perflab.tables import Shown, Table
 FAULTS_SHOWN = 20
 CLASSES_SHOWN = 4
 _NO_ERRORS: Mapping[str, float] = MappingProxyType({})
-_LINE_COLUMNS = ("warp instr.", "lanes", "FLOP", "global B", "sectors/req.", "wavefronts", "conflicts", "split")
+_LINE_COLUMNS = ("instr.", "lanes", "FLOP", "bytes", "sect/req", "wavefr.", "confl.", "split")  # narrow: beside the source
 
 
 # ---------------------------------------------------------------- by line
@@ -70,7 +70,7 @@ def _line_cells(one: Amounts) -> tuple[object, ...]:
     lanes = f"{one.average_active_lanes:.3g}" if one.warp_instructions else ""
     return (one.warp_instructions or "", lanes, one.flops or "", one.asked_bytes or "",
             f"{sectors / requests:.3g}" if requests else "", one.shared_wavefronts or "", one.shared_conflicts or "",
-            f"{one.branches_split:,} of {one.branches:,}" if one.branches_split else "")
+            f"{100 * one.branches_split / one.branches:.3g} %" if one.branches_split else "")
 
 
 # ---------------------------------------------------------------- all of it
