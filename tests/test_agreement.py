@@ -62,7 +62,8 @@ JOINS = {
 }
 SPARSE = {"head_tile", "padded_rows", "kv_split", "split_by_device"}
 """Where the root node of a tree sees one key of the last tile, a warp of the score loop has lanes 0 and 16 at one place of 16
-bytes: 2 wavefronts by the rule, 1 by the hardware. 4 warps of each root's blocks, WIDTH / 4 loads a tile."""
+bytes: 2 wavefronts by the rule and by the l1tex counter, 1 by the counter patched into SASS, which is the one recorded
+(tests/emulator/test_wavefronts.py). 4 warps of each root's blocks, WIDTH / 4 loads a tile."""
 DIVISIONS = {
     "naive": ("rcp.rn.f32", 256, 5),  # each thread inverts the total: MUFU.RCP, 2 FFMA, 1 FADD
     "head_tile": ("div.rn.f32", LATENT, 10),  # each output is divided: MUFU.RCP, 5 FFMA

@@ -34,3 +34,11 @@ def test_the_patterns_tell_the_rule_from_simpler_ones():
         loaded, _ = wavefronts(np.maximum(mine, 0), mine >= 0, width, load=True)
         differ[width] = int((stored != loaded).sum())
     assert min(differ.values()) >= 10
+
+
+def test_the_counter_patched_into_sass_says_otherwise_for_some_16_byte_loads_and_agrees_else():
+    differ = [row for row in MEASURED["patterns"] if row["by_sass"] != row["wavefronts"]]
+    assert len(MEASURED["patterns"]) == 1398 and len(differ) == 48
+    assert {(row["kind"], row["bytes"]) for row in differ} == {("load", 16)}
+    two = next(row for row in differ if [lane for lane, at in enumerate(row["at"]) if at >= 0] == [0, 16])
+    assert (two["wavefronts"], two["by_sass"]) == (2, 1) and two["at"][0] == two["at"][16]

@@ -24,6 +24,8 @@ RANDOM = 70  # patterns a width
 UNITS = 1024  # of shared memory, in lanes' widths: 16 KiB at most
 METRICS = {"load": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",
            "store": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum"}
+BY_SASS = {"load": "smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",  # patched into the code
+           "store": "smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_st.sum"}
 SOURCE = """
 #define BOTH(name, T, read, write) \\
     extern "C" __global__ void load_##name(const int* at, T* out) { \\
@@ -56,7 +58,18 @@ def patterns(width: int) -> list[list[int]]:
         spread = int(rng.choice([2, 4, 8, 12, 16, 24, 32, 64, 128, 1024]))
         at = rng.integers(0, spread, 32) if rng.random() < 0.7 else rng.permutation(max(32, spread))[:32]
         made.append(np.where(rng.random(32) < rng.choice([0.3, 0.7, 1.0, 1.0, 1.0]), at, -1))
+    made += sparse(lane, rng)
     return [[int(unit) * width if unit >= 0 else -1 for unit in units] for units in made]
+
+
+def sparse(lane: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    """Few lanes: two at one place or at two, and more."""
+    made = [np.where((lane == 0) | (lane == other), place * (lane == other), -1)
+            for other in (1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 18, 24, 31) for place in (0, 1, 8, 32)]
+    for _ in range(RANDOM):
+        active = np.isin(lane, rng.choice(32, int(rng.integers(2, 9)), replace=False))
+        made.append(np.where(active, rng.integers(0, int(rng.choice([1, 1, 2, 4])), 32), -1))
+    return made
 
 
 def build(file: Path) -> None:
@@ -83,7 +96,8 @@ def run(file: Path, out: Path) -> None:
     import cupy
 
     ncu = shutil.which("ncu") or "/usr/local/cuda/bin/ncu"
-    command = [ncu, "--clock-control", "none", "--metrics", ",".join(METRICS.values()), "--csv", "--page", "raw",
+    metrics = ",".join([*METRICS.values(), *BY_SASS.values()])
+    command = [ncu, "--clock-control", "none", "--metrics", metrics, "--csv", "--page", "raw",
                "--kernel-name", "regex:^(load|store)_", sys.executable, "-s", __file__, "launches", str(file)]
     said = subprocess.run(command, capture_output=True, text=True)
     text = said.stdout[said.stdout.find('"ID"') :]
@@ -95,8 +109,8 @@ def run(file: Path, out: Path) -> None:
     found = []
     for row, (width, kind, pattern) in zip(rows, names, strict=True):
         assert row["Kernel Name"].startswith(f"{kind}_{width}"), (row["Kernel Name"], kind, width)
-        wavefronts = int(float(row[METRICS[kind]].replace(",", "")))
-        found.append({"bytes": width, "kind": kind, "at": pattern, "wavefronts": wavefronts})
+        both = [int(float(row[name[kind]].replace(",", ""))) for name in (METRICS, BY_SASS)]
+        found.append({"bytes": width, "kind": kind, "at": pattern, "wavefronts": both[0], "by_sass": both[1]})
     about = cupy.cuda.runtime.getDeviceProperties(0)
     version = subprocess.run([ncu, "--version"], capture_output=True, text=True).stdout.strip().splitlines()[-1]
     now = datetime.now(UTC).isoformat(timespec="seconds")
