@@ -58,7 +58,8 @@ class Fault:
 
     def __str__(self) -> str:
         times = f" ({self.times:,} times)" if self.times > 1 else ""
-        return f"{self.file}:{self.line}: {self.kind}: {self.message}{times}"
+        other = f"; the other access: {self.other}" if self.other else ""
+        return f"{self.file}:{self.line}: {self.kind}: {self.message}{other}{times}"
 
 
 class FaultLog:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from perflab.emulator.faults import FaultLog
+from perflab.emulator.faults import Fault, FaultLog
 from perflab.emulator.memory import GLOBAL_BASE
 from perflab.emulator.ptx import Instruction, Place
 from perflab.emulator.races import Access, Detector
@@ -266,3 +266,9 @@ def test_one_cause_is_one_report(bench: Bench) -> None:
         bench.reported(bench.read(0, thread), bench.write(0, 3))
     (fault,) = bench.log.faults
     assert fault.times == 40
+
+
+def test_a_race_in_words_names_both_places() -> None:
+    one, other = Place("k.cu", 7), Place("k.cu", 9)
+    words = str(Fault("race", "thread 1 writes what thread 0 read", one, 0, (1,), "st", other))
+    assert words == "k.cu:7: race: thread 1 writes what thread 0 read; the other access: k.cu:9"
