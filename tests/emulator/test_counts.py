@@ -144,7 +144,7 @@ def test_faults_stand_below_with_plain_file_names():
     fault = Fault("race", "two threads", HELPER, 3, (1, 2), "st.shared", other=LINE[8], times=5)
     c = counted(faults=[fault])
     assert not c.passed and (c.faults[0].file, c.faults[0].line, c.faults[0].other.file) == ("helper.cuh", 3, "k.cu")
-    assert "fault: helper.cuh:3: race: two threads (5 times)" in str(c)
+    assert "fault: helper.cuh:3: race: two threads; the other access: k.cu:8 (5 times)" in str(c)
     assert counted(faults=[Fault("active mask", "", HELPER, 0, (), "")]).passed
 
 
