@@ -91,7 +91,8 @@ def check(study: Study, version: Version, shape: Any, gpu: Gpu, label: str, fold
         checked = check_outputs(study, version.name, shape, got, study.reference(shape, inputs))
         return {"check": checked.to_dict(), "counts": counts.to_dict()}
 
-    key = ["check", name, _identity(study, version, shape, launches, chosen), _code_of(folder)]
+    references = [_code_of(one) for one in (folder, *(folder.parent / used for used in study.uses))]
+    key = ["check", name, _identity(study, version, shape, launches, chosen), references]
     found = _kept(key, made)
     counts = replace(Counts.from_dict(found["counts"]), origin=_origin(found["counts"]["origin"]["detail"]))
     return EmulatedCheck(Check.from_dict(version.name, found["check"]), label, study.facts(shape), counts)

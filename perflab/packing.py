@@ -34,6 +34,7 @@ from perflab.ncu import CACHE_CONTROLS, count_plan
 from perflab.planning import Plan
 from perflab.records import Record, RecordFile, RecordStore
 from perflab.sanitizer import sanitize_plan, smallest
+from perflab.studies import load_study
 from perflab.worker import Worker
 from perflab.worker import main as serve_worker
 
@@ -79,9 +80,10 @@ def _zipped(plan: Plan, study_folder: Path) -> bytes:
     own = Path(__file__).parent
     sources = sorted([*own.glob("*.py"), *own.glob("emulator/**/*.py"), *own.glob("facts/*.csv")])
     files = {f"perflab/{file.relative_to(own)}": file.read_bytes() for file in sources}
-    for file in sorted(study_folder.rglob("*")):
-        if file.is_file() and not _SKIPPED & set(file.parts):
-            files[f"kernels/{plan.study}/{file.relative_to(study_folder)}"] = file.read_bytes()
+    for folder in (study_folder, *(study_folder.parent / name for name in load_study(study_folder).uses)):
+        for file in sorted(folder.rglob("*")):
+            if file.is_file() and not _SKIPPED & set(file.parts):
+                files[f"kernels/{folder.name}/{file.relative_to(folder)}"] = file.read_bytes()
     files["plan.json"] = json.dumps(plan.to_dict()).encode()
     files["__main__.py"] = MAIN.encode()
     whole = BytesIO()
@@ -245,7 +247,6 @@ _PARTS: dict[str, Callable[[Plan, str, RecordFile, argparse.Namespace], list[Out
 def _rivals(plan: Plan, folder: str, output: RecordFile, only: Sequence[str] | None, cells: str) -> int:
     """Check and time what is installed on this machine; 1 if some of it could not be."""
     from perflab.rivals import load_rivals, measure_rivals
-    from perflab.studies import load_study
 
     assert plan.folder is not None
     shapes = load_rivals(plan.folder).shapes(load_study(plan.folder))

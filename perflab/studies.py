@@ -233,6 +233,7 @@ class Study:
     tolerances (shape, sequence) -> {output name: Tolerance}
     facts      (shape) -> {label: value} for parity lines and titles
     spec       (shape) -> {field of TimingSpec: value} where a shape is timed otherwise than usual
+    uses       names of studies beside it that its study.py loads: they travel with it
     """
 
     name: str
@@ -250,6 +251,7 @@ class Study:
     spec: Callable[[Any], Mapping[str, Any]] | None = None
     dtype: str = "float32"
     seed: int = INPUT_SEED
+    uses: tuple[str, ...] = ()
 
     @property
     def all_shapes(self) -> tuple[Any, ...]:
@@ -308,14 +310,19 @@ def launches_hash(launches: Sequence[Launch]) -> str:
 
 # ---------------------------------------------------------------- finding one
 def load_study(folder: Path) -> Study:
-    """The `study` object of folder/study.py; a missing, broken or empty file is an error that says which."""
+    """The `study` object of folder/study.py, which imports what lies beside it as `from .name import …`.
+
+    A missing, broken or empty file is an error that says which.
+    """
     file = folder / "study.py"
     if not file.is_file():
         raise PerflabError(f"{folder.name} has no study.py: a study is a folder kernels/<name>/ with a study.py in it")
     module_name = f"perflab_study_{digest(str(folder.resolve()))}"
-    spec = importlib.util.spec_from_file_location(module_name, file)
+    spec = importlib.util.spec_from_file_location(module_name, file, submodule_search_locations=[str(folder)])
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    for name in [name for name in sys.modules if name.startswith(f"{module_name}.")]:
+        del sys.modules[name]  # a file beside it may have changed since
     sys.modules[module_name] = module  # dataclasses look their module up by name
     try:
         spec.loader.exec_module(module)
