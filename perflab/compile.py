@@ -14,13 +14,13 @@ import json
 import os
 import re
 import struct
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from perflab.caches import cache_folder, keep, read_kept
 from perflab.errors import PerflabError, did_you_mean, unknown
 from perflab.origins import Origin
 from perflab.sources import KernelFound, Source, find_kernels, include_folders
@@ -101,7 +101,7 @@ def compile_source(
         raise CompileError(f"{words} loop, fully unrolled: lower its `#pragma unroll`, or raise time_limit_seconds.") from None
     except WorkerDied as error:
         raise CompileError(f"the compiler crashed on {source.file} for {architecture}: {error}") from error
-    write_atomically(path, json.dumps(plain))
+    keep(path, json.dumps(plain))
     return Binary.from_dict(plain)
 
 
@@ -201,22 +201,6 @@ def _fetched(program: Any, size_of: Any, fill: Any) -> bytes:
     return buffer[:size]
 
 
-def cache_folder() -> Path:
-    """Where compiled code is kept: PERFLAB_CACHE, else the user's cache folder."""
-    import platformdirs
-
-    return Path(os.environ.get("PERFLAB_CACHE") or platformdirs.user_cache_dir("perflab", appauthor=False))
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write so that a reader, or a second writer, never sees half a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(temporary, path)
-
-
 def _key(request: Mapping[str, Any]) -> str:
     """The digest of everything that decides what comes out: request, compiler and CUDA's headers."""
     nvrtc_version()  # raises where there is no compiler
@@ -227,8 +211,8 @@ def _key(request: Mapping[str, Any]) -> str:
 def _read(path: Path) -> Binary | None:
     """The cached binary; None where there is none or it is damaged, for it is only compiled again."""
     try:
-        return Binary.from_dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError):
+        return Binary.from_dict(json.loads(read_kept(path) or b""))
+    except (ValueError, KeyError, TypeError):
         return None
 
 

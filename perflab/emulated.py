@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from perflab import tables
+from perflab.caches import cache_folder, keep, read_kept
 from perflab.check import Check, check_outputs, parity_line
-from perflab.compile import cache_folder, write_atomically
 from perflab.emulator.counts import Counts
 from perflab.emulator.emulation import Settings, emulate_launches
 from perflab.emulator.faults import Fault
@@ -131,8 +131,8 @@ def _code_of(folder: Path) -> str:
 def _kept(key: Sequence[Any], made: Callable[[], dict[str, Any]]) -> Any:
     """The kept result of that key; made and kept where there is none, or a damaged one."""
     path = cache_folder() / "emulated" / f"{digest(list(key))}.json"
-    with contextlib.suppress(OSError, ValueError):
-        return json.loads(path.read_text(encoding="utf-8"))
+    with contextlib.suppress(ValueError):
+        return json.loads(read_kept(path) or b"")
     text = json.dumps(made())
-    write_atomically(path, text)
+    keep(path, text)
     return json.loads(text)  # as from the disk: the first answer is the same as every later one

@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from perflab.compile import Binary, cache_folder, sections, write_atomically
+from perflab.caches import cache_folder, keep, read_kept
+from perflab.compile import Binary, sections
 from perflab.errors import PerflabError, unknown
 from perflab.origins import Origin
 from perflab.sources import include_folders
@@ -194,10 +195,10 @@ def _listing(cubin: bytes) -> dict[str, dict]:
     """entry -> {"mix": class -> count, "spills": [[file, line, bytes out, bytes back]]}, cached by the cubin's digest."""
     path = cache_folder() / "sass" / f"{hashlib.sha256(cubin).hexdigest()}-{_LISTING_VERSION}.json"
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return json.loads(read_kept(path) or b"")
+    except ValueError:
         listing = disassembled(cubin)
-    write_atomically(path, json.dumps(listing))
+    keep(path, json.dumps(listing))
     return listing
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ import llvmlite
 import llvmlite.binding as llvm
 from llvmlite import ir
 
-from perflab.compile import cache_folder
+from perflab.caches import cache_folder, keep, read_kept
 from perflab.emulator.operations import Operation
 from perflab.emulator.paths import Paths
 from perflab.emulator.program import Program
@@ -50,12 +49,12 @@ def compiled(program: Program, operations: Sequence[Operation], counting: bool, 
     if key in _loaded:
         return _loaded[key]
     path = cache_folder() / "emulated" / f"{key}.o"
-    try:
-        code, cached = path.read_bytes(), True
-    except OSError:
-        code, cached = machine_code(str(module_of(program, operations, counting, checking))), False
-        _write(path, code)
-    _loaded[key] = _load(code, plan_of(program, operations, checking), cached)
+    kept = read_kept(path)
+    code = machine_code(str(module_of(program, operations, counting, checking))) if kept is None else kept
+    if kept is None:
+        with contextlib.suppress(OSError):  # a cache that cannot be written is no reason to stop
+            keep(path, code)
+    _loaded[key] = _load(code, plan_of(program, operations, checking), kept is not None)
     return _loaded[key]
 
 
@@ -150,15 +149,3 @@ def _key(program: Program, *options: object) -> str:
         sorted(program.shared.items()), program.dynamic_shared_offset, sorted(program.local.items()), program.local_bytes,
         [v.name for v in program.variables], sorted(program.maybe_undefined), program.communicates, options]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-
-
-def _write(path: Path, code: bytes) -> None:
-    """Whole or not at all; a cache that cannot be written is no reason to stop."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
-        with os.fdopen(handle, "wb") as file:
-            file.write(code)
-        os.replace(temporary, path)
-    except OSError:
-        pass
