@@ -76,7 +76,7 @@ def ceilings(store: RecordStore, gpu: str | Gpu, study: Study | Path) -> tuple[C
         series = timing.cold if times == "cold" else timing.hot
         assert version.asked_bytes is not None
         unit = SECONDS if not shape.size_bytes else BYTES if name.startswith(("DRAM", "L2")) else FLOPS
-        amount = {BYTES: version.asked_bytes(shape), FLOPS: declared.work(shape).flops}.get(unit)
+        amount = {BYTES: version.asked_bytes(shape, chosen), FLOPS: declared.work(shape).flops}.get(unit)
         value = series.median_seconds if amount is None else amount / series.median_seconds
         found.append(Ceiling(name, shape.duty, shape.size_bytes, value, unit, times, series.sm_hz, chosen.name,
                              record.utc[:10]))

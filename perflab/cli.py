@@ -26,6 +26,7 @@ Name = Annotated[str | None, typer.Option(help="The kernel, for a template its i
 Defines = Annotated[list[str] | None, typer.Option("--define", "-D", help="NAME=VALUE for the compiler.")]
 Shapes = Annotated[list[str] | None, typer.Option("--shape", help="A bundle's name, or sizes as q_len=9,heads=64; repeat.")]
 Versions = Annotated[list[str] | None, typer.Option("--version", help="Only this version; may be repeated.")]
+Checks = Annotated[bool, typer.Option("--checks", help="Check, without times, at the study's further shapes.")]
 
 
 def _defines(given: list[str] | None) -> dict[str, str]:
@@ -217,13 +218,17 @@ def lint(
         raise typer.Exit(1)
 
 
-def _plan(study: Study, folder: Path, gpu: Gpu, versions: list[str] | None, stale: bool, quick: bool) -> Plan:
+def _plan(study: Study, folder: Path, gpu: Gpu, versions: list[str] | None, stale: bool, quick: bool,
+          checks: bool = False) -> Plan:
     from perflab.planning import make_plan
     from perflab.records import RecordStore
     from perflab.workspaces import workspace
 
     store = RecordStore(workspace().records)
-    return make_plan(study, folder, gpu, versions, None, store, only_stale=stale, quick=quick)
+    shapes = study.checks() if checks else None
+    if checks and not shapes:
+        raise PerflabError(f"{study.name} declares no further shapes: give them as Study(checks=...), or leave out --checks")
+    return make_plan(study, folder, gpu, versions, shapes, store, only_stale=stale, quick=quick, timed=not checks)
 
 
 def _measure_rivals(study: Study, folder: Path, gpu: Gpu, names: list[str] | None, quick: bool) -> None:
@@ -269,6 +274,7 @@ def measure(
     rivals: Annotated[bool, typer.Option("--rivals", help="What is installed here, not the study's versions.")] = False,
     counters: Annotated[bool, typer.Option("--counters", help="Hardware counters, by ncu, not times.")] = False,
     sanitize: Annotated[bool, typer.Option("--sanitize", help="Under compute-sanitizer, each at its smallest shape.")] = False,
+    checks: Checks = False,
 ) -> None:
     """Check, then time, every version at every declared shape on a GPU; records are kept as they come."""
     from tqdm import tqdm
@@ -283,6 +289,8 @@ def measure(
 
     target = find_gpu(gpu or "H200") if on else this_gpu()
     declared, folder = _study(study)
+    if checks and (rivals or counters or sanitize):
+        raise PerflabError("--checks compares outputs with float64, nothing else: leave out --rivals, --counters, --sanitize")
     if rivals:
         _measure_rivals(declared, folder, target, version, quick)
         return
@@ -293,7 +301,7 @@ def measure(
         plan = _plan(declared, folder, target, version, False, quick)
         _measure_by_tools(plan, folder, {"counters": counters, "sanitize": sanitize}, stale)
         return
-    plan = _plan(declared, folder, target, version, stale, quick)
+    plan = _plan(declared, folder, target, version, stale, quick, checks)
     typer.echo(str(plan))
     if dry_run:
         return
@@ -317,13 +325,14 @@ def pack(
     version: Versions = None,
     stale: Annotated[bool, typer.Option("--stale", help="Only what has no fresh record.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer samples, to try things out.")] = False,
+    checks: Checks = False,
 ) -> None:
     """One file to carry to a GPU machine that has only Python, CuPy and a driver: `python FILE run -o records.jsonl`."""
     from perflab.gpus import gpu as find_gpu
     from perflab.packing import pack as packed
 
     declared, folder = _study(study)
-    plan = _plan(declared, folder, find_gpu(gpu), version, stale, quick)
+    plan = _plan(declared, folder, find_gpu(gpu), version, stale, quick, checks)
     packed(plan, folder, output)
     typer.echo(f"{plan}\nwritten: {output}, {output.stat().st_size:,} B")
 
@@ -356,6 +365,20 @@ def notebooks(names: Annotated[list[str] | None, typer.Argument(help="Only these
     from perflab.workspaces import workspace
 
     rerun(workspace().root, names)
+
+
+@app.command()
+def readme(
+    study: str,
+    gpu: Annotated[str, typer.Option(help="Whose records to show.")] = "H200",
+) -> None:
+    """A study's ladder as docs/ladder.png, and in README.md the lines between its marks, anew from the records."""
+    from perflab.readme import ladder, write
+    from perflab.workbench import study as opened
+    from perflab.workspaces import workspace
+
+    for path in write(ladder(opened(study), gpu), workspace().root):
+        typer.echo(f"written: {path.relative_to(workspace().root)}, {path.stat().st_size:,} B")
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from perflab import counters, sanitizer, tables
@@ -11,10 +12,11 @@ from perflab.counters import HardwareCounts, difference_words, emulated
 from perflab.emulator.operations import Unsupported
 from perflab.errors import PerflabError
 from perflab.gpus import Gpu
-from perflab.measurement import describe
+from perflab.measurement import Measurement, describe
 from perflab.occupancy_model import Occupancy
 from perflab.origins import Origin, join
 from perflab.records import Record, stale_reasons
+from perflab.roofline import Point, counted_points, level_points
 from perflab.sanitizer import TOOLS, Findings
 from perflab.studies import Launch, NotApplicable
 from perflab.tables import Table
@@ -63,6 +65,59 @@ def _emulated(bound: BoundVersion, shape: Any, gpu: Gpu) -> EmulatedCheck:
     return found
 
 
+# ---------------------------------------------------------------- where the cycles of a launch go
+# Stall reasons in words: Nsight Compute documentation, Profiling Guide, "Warp Stall Reasons".
+STALLS = {
+    "long_scoreboard": "global or local memory", "short_scoreboard": "shared memory or special functions",
+    "barrier": "the block's barrier", "wait": "the fixed latency of an instruction", "not_selected": "another warp's turn",
+    "mio_throttle": "the queue of shared memory and special functions", "lg_throttle": "the queue of global memory",
+    "math_pipe_throttle": "an arithmetic pipe", "no_instruction": "the next instruction", "imc_miss": "the constant cache",
+    "dispatch_stall": "the dispatcher",
+}
+NO_WAIT = ("selected", "not_selected")
+
+
+@dataclass(frozen=True)
+class Cycles:
+    """One launch under ncu, in cycles: it took `elapsed`, an SM had a block in `active` on average, and of these the busiest
+    unit worked in `busiest`."""
+
+    elapsed: float
+    active: float
+    busiest: float
+
+    @property
+    def idle(self) -> float:
+        return max(0.0, self.elapsed - self.active)
+
+    @property
+    def waiting(self) -> float:
+        return max(0.0, min(self.active, self.elapsed) - self.busiest)
+
+
+def cycles_of(found: HardwareCounts) -> Cycles | None:
+    """The cycles of one launch; None where a counter is absent."""
+    elapsed, active, issued = (found.get(n) for n in ("cycles_elapsed", "sm_cycles_active_avg", "issue_slots_busy"))
+    if elapsed is None or active is None or issued is None or not elapsed:
+        return None
+    of_elapsed = max(found.get(name) or 0.0 for name in ("sm_percent", "l2_percent", "dram_percent"))
+    of_active = max(issued, (found.get("l1_percent") or 0.0) / 100)
+    return Cycles(elapsed, active, max(active * of_active, elapsed * of_elapsed / 100))
+
+
+def waited_for(found: HardwareCounts, fit_warps: int) -> tuple[str, str]:
+    """(what the warps of a launch waited for most, all of it in words). fit_warps: that an SM can hold by its occupancy."""
+    stalls = {field.removeprefix("stall_"): one.value for field, one in found.found.items() if field.startswith("stall_")}
+    whole = sum(stalls.values())
+    waited = sorted(((value, name) for name, value in stalls.items() if value and name not in NO_WAIT), reverse=True)
+    facts = [f"a scheduler issued in {tables.percent(found.get('issue_slots_busy'))} of its cycles"]
+    if (warps := found.get("achieved_warps_per_sm")) is not None:
+        facts.append(f"{tables.decimal(warps)} warps an SM, {fit_warps} fit")
+    told = [f"{tables.percent(value / whole)} {name.replace('_', ' ')}" for value, name in waited[:3]]
+    facts += [f"of their time {', '.join(told)}"] if told else []
+    return (waited[0][1].replace("_", " ") if waited else ""), "; ".join(facts)
+
+
 # ---------------------------------------------------------------- over versions
 def _counted(versions: Sequence[BoundVersion], shape: Any, gpu: Gpu) -> Iterator[tuple[BoundVersion, HardwareCounts]]:
     """The versions that have recorded counters at a shape. PerflabError if none has."""
@@ -92,6 +147,23 @@ def launched(measured: HardwareCounts) -> tuple[HardwareCounts, ...]:
     return measured.parts or (measured,)
 
 
+def measured_points(bound: BoundVersion, shape: Any, gpu: Gpu, timed: Measurement) -> list[Point]:
+    """A point a level of memory, by the recorded counters and the recorded time: what L1, L2 and DRAM moved. L1 without shared
+    memory. No record is an error that says how to take one; a counter that was not collected too."""
+    found = recorded_counters(bound, shape, gpu)
+    moved = {level: found[field] for level, field in (("L1", "l1_bytes"), ("L2", "l2_from_sm_bytes"), ("DRAM", "dram_bytes"))}
+    origin = Origin("measured", f"time: {timed.origin.detail}; bytes and FLOP: {found.origin.detail}")
+    return level_points(bound.name, found["flop_f32"], moved, timed.seconds, origin)
+
+
+def emulated_points(bound: BoundVersion, timed: Measurement, sample: int | None) -> list[Point]:
+    """A point a way to count bytes, by the emulator and the recorded time."""
+    counts = bound.count(timed.shape, timed.gpu, sample)
+    origin = Origin(timed.origin.kind, f"{timed.origin.detail}; bytes and FLOP: {counts.origin}")
+    moved = {name: n for name, n in counts.moved.items() if counts.exact or name != "unique"}  # else a lower bound
+    return counted_points(bound.name, counts.flops, moved, timed.seconds, origin)
+
+
 def occupancies(bound: BoundVersion, shape: Any, gpu: Gpu) -> list[tuple[Launch, Occupancy]]:
     """Each launch of a version with its calculated occupancy."""
     from perflab.versions import occupancy_of
@@ -100,22 +172,32 @@ def occupancies(bound: BoundVersion, shape: Any, gpu: Gpu) -> list[tuple[Launch,
 
 
 def occupancy_table(title: str, versions: Sequence[BoundVersion], shape: Any, gpu: Gpu) -> Table:
-    """A row a launch: calculated occupancy and waves beside ncu's own, and the occupancy that the launch reached."""
+    """A row a launch: calculated occupancy and waves beside ncu's own, what its grid can fill of that, and what it reached."""
     rows, origins, notes = list[tuple](), list[Origin](), list[str]()
     for bound, measured in _counted(versions, shape, gpu):
         for (launch, ours), theirs in zip(occupancies(bound, shape, gpu), launched(measured), strict=True):
             busy = theirs.get("sm_cycles_active_avg"), theirs.get("sm_cycles_active_max")
             share = busy[0] / busy[1] if busy[0] is not None and busy[1] else None
             rows.append((bound.name, (launch.kernel.name or "").partition("<")[0], tables.percent(ours.fraction),
-                         tables.percent(theirs.get("theoretical_occupancy")), tables.percent(theirs.get("achieved_occupancy")),
+                         tables.percent(theirs.get("theoretical_occupancy")), tables.percent(of_grid(ours)),
+                         tables.percent(theirs.get("achieved_occupancy")),
                          _waves(ours.waves), _waves(theirs.get("waves")),
                          tables.percent(share)))
             origins.append(ours.origin)
         origins.append(measured.origin)
         notes += measured.stale_notes
-    columns = ("version", "kernel", "calculated", "ncu's", "achieved", "waves", "ncu's waves", "SMs busy, mean of longest")
+    columns = ("version", "kernel", "calculated", "ncu's", "of this grid", "achieved", "waves", "ncu's waves",
+               "SMs busy, mean of longest")
     return Table(f"{title}: occupancy, calculated and achieved, on {gpu.name} at {describe(shape)}", columns, rows,
                  join(*origins), notes)
+
+
+def of_grid(found: Occupancy) -> float:
+    """The occupancy that a grid can fill: of SMs that have a block, with its blocks spread evenly and all there at once."""
+    if found.grid is None or not found.gpu.sm_count:
+        return found.fraction
+    blocks = min(float(found.blocks_per_sm), max(1.0, found.grid / found.gpu.sm_count))
+    return blocks * found.demand.warps / found.gpu.limits.warps_per_sm
 
 
 def _waves(value: float | None) -> str:

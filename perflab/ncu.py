@@ -124,8 +124,8 @@ def read_report(path: Path) -> tuple[LaunchMetrics, ...]:
     try:
         module = importlib.import_module("ncu_report")
     except ImportError as error:
-        raise PerflabError(f"a .ncu-rep is read by NVIDIA's module ncu_report, which is not installed: pip install "
-                           f"ncu-report; or make a CSV of it: ncu --import {path} --csv --page raw") from error
+        raise PerflabError("a .ncu-rep is read by NVIDIA's module ncu_report, which is not installed: pip install ncu-report "
+                           f"(perflab's extra ncu); or make a CSV of it: ncu --import {path} --csv --page raw") from error
     try:
         report = module.load_report(str(path))
     except Exception as error:  # the module's own; a newer file than it knows is one of them
@@ -271,7 +271,7 @@ def count_plan(plan: Plan, chosen: Sequence[int], target: Target, device: Mappin
     """
     if cache_control not in CACHE_CONTROLS:
         raise unknown("cache control", cache_control, CACHE_CONTROLS)
-    ncu, begin = find_ncu(), time.monotonic()
+    begin, ncu = time.monotonic(), find_ncu()
     metrics = metrics_of(ncu, device["capability"])
     on_note(f"{ncu.version}, {len(metrics)} metrics, cache control {cache_control}")
     labels = shape_labels([item.shape for item in plan.items])

@@ -29,11 +29,11 @@ from typing import Any
 
 from perflab.errors import PerflabError
 from perflab.launching import Target, launch_items
-from perflab.measuring import Outcome, describe, measure, refuse_other_architecture
+from perflab.measuring import LEAST_LIMIT_SECONDS, Outcome, describe, measure, refuse_other_architecture
 from perflab.ncu import CACHE_CONTROLS, count_plan
 from perflab.planning import Plan
 from perflab.records import Record, RecordFile, RecordStore
-from perflab.sanitizer import sanitize_plan, smallest
+from perflab.sanitizer import TOOLS, sanitize_plan, smallest
 from perflab.studies import load_study
 from perflab.worker import Worker
 from perflab.worker import main as serve_worker
@@ -159,14 +159,20 @@ def _command(folder: str) -> list[str]:
 
 def _run(plan: Plan, folder: str, output: RecordFile, chosen: argparse.Namespace) -> list[Outcome]:
     """Check and time what `output` does not hold yet, in a worker process of this same file."""
+    begin = time.monotonic()
     with Worker(_command(folder)) as worker:
         name = worker.call("describe", UPLOAD_SECONDS)["name"]
         rest = plan.without(output.read(), name)
         if len(rest.items) < len(plan.items):
             print(f"{len(plan.items) - len(rest.items)} of {len(plan.items)} items are in {output.path} already")
         print(rest, flush=True)
-        return [measure(rest, worker, output.append, _print_now, budget_seconds=chosen.limit_seconds,
+        return [measure(rest, worker, output.append, _print_now, budget_seconds=_rest(chosen, begin),
                         item_limit_seconds=chosen.item_limit_seconds)]
+
+
+def _rest(chosen: argparse.Namespace, begin: float) -> float | None:
+    """What is left of a part's limit: to find out what GPU is there takes seconds, too."""
+    return None if chosen.limit_seconds is None else chosen.limit_seconds - (time.monotonic() - begin)
 
 
 def _device(plan: Plan, folder: str) -> dict[str, Any]:
@@ -178,8 +184,9 @@ def _device(plan: Plan, folder: str) -> dict[str, Any]:
 
 
 def _left(plan: Plan, indices: Sequence[int], output: RecordFile, name: str, kind: str) -> list[int]:
-    """Those of the plan's items that `output` holds no such record of."""
-    rest = plan.without(output.read(), name, kind).items
+    """Those of the plan's items that `output` holds no such record of, or one without all of the sanitizer's tools."""
+    whole = [one for one in output.read() if one.kind != "faults" or set(TOOLS) <= one.payload["tools"].keys()]
+    rest = plan.without(whole, name, kind).items
     left = [index for index in indices if plan.items[index] in rest]
     if len(left) < len(indices):
         print(f"{len(indices) - len(left)} of {len(indices)} are in {output.path} already")
@@ -188,20 +195,20 @@ def _left(plan: Plan, indices: Sequence[int], output: RecordFile, name: str, kin
 
 def _counters(plan: Plan, folder: str, output: RecordFile, chosen: argparse.Namespace) -> list[Outcome]:
     """Hardware counters of what `output` holds none of yet."""
-    device = _device(plan, folder)
+    begin, device = time.monotonic(), _device(plan, folder)
     shapes = [json.dumps(item.shape, sort_keys=True) for item in plan.items]
     first = list(dict.fromkeys(shapes))[: chosen.shapes]
     left = _left(plan, [k for k, shape in enumerate(shapes) if shape in first], output, device["name"], "counts")
     return [count_plan(plan, left, Target(Path(folder) / "__main__.py"), device, output.append, _print_now,
-                       chosen.cache_control, chosen.limit_seconds, chosen.item_limit_seconds)]
+                       chosen.cache_control, _rest(chosen, begin), chosen.item_limit_seconds)]
 
 
 def _sanitize(plan: Plan, folder: str, output: RecordFile, chosen: argparse.Namespace) -> list[Outcome]:
-    """compute-sanitizer's findings on the versions of which `output` holds none yet."""
-    device = _device(plan, folder)
+    """compute-sanitizer's findings on the versions of which `output` does not hold those of every tool yet."""
+    begin, device = time.monotonic(), _device(plan, folder)
     left = _left(plan, smallest(plan), output, device["name"], "faults")
     return [sanitize_plan(plan, left, Target(Path(folder) / "__main__.py"), device, output.append, _print_now,
-                          budget_seconds=chosen.limit_seconds)]
+                          budget_seconds=_rest(chosen, begin))]
 
 
 def _launch(plan: Plan, chosen: argparse.Namespace) -> int:
@@ -212,27 +219,40 @@ def _launch(plan: Plan, chosen: argparse.Namespace) -> int:
 
 SHARES = {"run": 0.55, "counters": 0.6, "sanitize": 1.0}
 """Of the time that is left when a part's turn comes, the share that it may take: checks and times are worth most."""
+AGAIN_SECONDS = 10.0  # no part does anything in less
 
 
 def _all(plan: Plan, folder: str, output: RecordFile, chosen: argparse.Namespace) -> list[Outcome]:
-    """Every part in turn; what a part leaves of its time the next one has, and the checks and times what is left at the end.
+    """Every part in turn; what a part leaves of its time the next one has; then, in the same order, the parts that had to
+    leave something, with all the time that is left.
 
     A part that cannot be done here (no ncu) is said, and the others are done.
     """
     begin = time.monotonic()
 
     def part(name: str, share: float) -> list[Outcome]:
-        left = None if chosen.limit_seconds is None else chosen.limit_seconds - (time.monotonic() - begin)
+        left = _rest(chosen, begin)
         _print_now(f"---- {name}" + ("" if left is None else f", {left * share:.0f} s"))
+        limits = {} if left is None else {"limit_seconds": left * share, "item_limit_seconds": _item_limit(chosen, left)}
         try:
-            return _PARTS[name](plan, folder, output, _with(chosen, limit_seconds=left and left * share))
+            return _PARTS[name](plan, folder, output, _with(chosen, **limits))
         except PerflabError as error:
             _print_now(f"{name} cannot be done: {error}")
             return [Outcome(0, 0, (f"{name}: {error}",), 0)]
 
-    first, *others = (part(name, share) for name, share in SHARES.items())
-    again = part("run", 1.0) if first[0].left else first
-    return [outcome for several in (again, *others) for outcome in several]
+    outcomes = {name: part(name, share) for name, share in SHARES.items()}
+    for name, found in outcomes.items():
+        left = _rest(chosen, begin)
+        if any(outcome.left for outcome in found) and left is not None and left >= AGAIN_SECONDS:
+            outcomes[name] = part(name, 1.0)
+    return [outcome for several in outcomes.values() for outcome in several]
+
+
+def _item_limit(chosen: argparse.Namespace, left: float) -> float | None:
+    """When to end an item: as asked; one that hangs must not outlive what is left, where that is less than its own limit."""
+    if chosen.item_limit_seconds is None and left >= LEAST_LIMIT_SECONDS:
+        return None
+    return min(left, chosen.item_limit_seconds or left)
 
 
 def _with(chosen: argparse.Namespace, **changed: Any) -> argparse.Namespace:

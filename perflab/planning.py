@@ -6,6 +6,7 @@ Made where the compiler is, so that a machine with only CuPy and a driver can ru
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,6 +25,7 @@ from perflab.timing import METHOD, TOOLS_SOURCE, TimingSpec
 EXPECTED_SAMPLES = 3  # times min_samples, in an estimate
 ASSUMED_EFFICIENCY = 0.1  # of the peaks, for a version that was never timed
 HOST_FLOPS, HOST_BYTES_PER_SECOND = 2e10, 2e8  # a plain CPU: float64 reference, making inputs
+CHECK_SECONDS, COPY_BYTES_PER_SECOND, COMPARED_PER_SECOND = 0.02, 3e9, 3e7  # of a check: the least; copies; values with float64
 
 
 # ---------------------------------------------------------------- what a plan holds
@@ -35,6 +37,7 @@ class PlanItem:
     buffers:  {name: {role: output or scratch, shape, dtype}}
     spec:     the fields of TimingSpec for this shape
     why:      why it is in the plan; estimate_from: recorded or modelled
+    timed:    whether it is timed once its check has passed
     """
 
     study: str
@@ -48,6 +51,7 @@ class PlanItem:
     why: str
     estimate_seconds: float
     estimate_from: str
+    timed: bool = True
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> PlanItem:
@@ -112,17 +116,22 @@ class Plan(tables.Shown):
             why.setdefault((version, reason), []).append(label)
         skipped = [f"skipped {version} at {where[0]}{f' and {len(where) - 1} more' if where[1:] else ''}: {reason}"
                    for (version, reason), where in why.items()]
-        total = f"{len(self.items)} to measure, about {tables.seconds(self.estimate_seconds)} in all"
+        timed = any(item.timed for item in self.items) or not self.items
+        total = f"{len(self.items)} to {'measure' if timed else 'check'}, about {tables.seconds(self.estimate_seconds)} in all"
         return tables.Table(f"Plan: {self.study} on {self.gpu} ({self.architecture}): {total}",
                             ("shape", "versions", "why", "estimate", "estimate is"), rows, notes=skipped)
 
 
 def _answers(record: Record, item: PlanItem, kind: str = "timing") -> bool:
-    """Whether a record is what measuring the item would give: of that kind (for a timing: or a failed check), same identity."""
+    """Whether a record is what measuring the item would give: of that kind, same identity.
+
+    A check stands for the timing that does not follow: where it failed, or where the item is only checked.
+    """
     same = (record.study, record.version, dict(record.shape), record.dtype, record.rival) == (
         item.study, item.version, dict(item.shape), item.dtype, None
     )
-    wanted = record.kind == kind or (kind == "timing" and record.kind == "check" and not record.check["passed"])
+    last = record.kind == "check" and not (item.timed and record.check["passed"])
+    wanted = record.kind == kind or (kind == "timing" and last)
     return same and wanted and not stale_reasons(record, item.identity)
 
 
@@ -142,11 +151,12 @@ def identity_of(study: Study, version: Version, shape: Any, gpu: Gpu) -> Identit
 
 
 def make_plan(study: Study, folder: Path, gpu: Gpu, versions: Sequence[str] | None = None, shapes: Sequence[Any] | None = None,
-              store: RecordStore | None = None, only_stale: bool = False, quick: bool = False) -> Plan:
+              store: RecordStore | None = None, only_stale: bool = False, quick: bool = False,
+              timed: bool = True) -> Plan:
     """Compile what is to be measured for `gpu` and list it: bundles, then declared shapes, all versions of one together.
 
-    only_stale keeps what has no record in `store` that holds today. A version that cannot do a shape is skipped with its
-    reason.
+    only_stale keeps what has no record in `store` that holds today. Not timed: the items are checked and that is all. A
+    version that cannot do a shape is skipped with its reason.
     """
     spec = TimingSpec.quick() if quick else TimingSpec()
     binaries: dict[str, Binary] = {}
@@ -161,7 +171,7 @@ def make_plan(study: Study, folder: Path, gpu: Gpu, versions: Sequence[str] | No
             if shapes is None and shape not in study.shapes_of(version):
                 continue
             try:
-                item, its_binaries = _item(study, version, shape, gpu, own_spec)
+                item, its_binaries = _item(study, version, shape, gpu, own_spec, timed)
             except NotApplicable as reason:
                 skipped.append((version.name, shape_sizes(shape), str(reason)))
                 continue
@@ -177,7 +187,8 @@ def make_plan(study: Study, folder: Path, gpu: Gpu, versions: Sequence[str] | No
                 folder)
 
 
-def _item(study: Study, version: Version, shape: Any, gpu: Gpu, spec: TimingSpec) -> tuple[PlanItem, dict[str, Binary]]:
+def _item(study: Study, version: Version, shape: Any, gpu: Gpu, spec: TimingSpec,
+          timed: bool) -> tuple[PlanItem, dict[str, Binary]]:
     """One item, without why and how long, and its cubins."""
     buffers = study.buffers_of(version, shape, gpu)
     known = {*study.inputs(shape), *buffers}
@@ -193,7 +204,7 @@ def _item(study: Study, version: Version, shape: Any, gpu: Gpu, spec: TimingSpec
             for name, b in buffers.items()}
     identity = identity_of(study, version, shape, gpu)
     item = PlanItem(study.name, version.name, shape_sizes(shape), study.dtype, launches, made, identity, asdict(spec), "", 0.0,
-                    "")
+                    "", timed)
     return item, binaries
 
 
@@ -220,6 +231,9 @@ def _estimate(item: PlanItem, work: Work, gpu: Gpu, spec: TimingSpec, store: Rec
     else:
         flops, rate = gpu.peaks.get(item.dtype) or 1e13, gpu.memory_bytes_per_second or 1e12
         kernel, source = max(work.flops / flops, work.bytes / rate) / ASSUMED_EFFICIENCY, "modelled"
+    if not item.timed:
+        values = sum(math.prod(buffer["shape"]) for buffer in item.buffers.values() if buffer["role"] == "output")
+        return CHECK_SECONDS + kernel + work.bytes / COPY_BYTES_PER_SECOND + values / COMPARED_PER_SECOND, source
     samples = min(EXPECTED_SAMPLES * spec.min_samples, spec.max_samples)
     cold = min(spec.max_seconds, samples * (kernel + 2e-4))
     hot = min(spec.max_seconds, samples * max(kernel, spec.batch_seconds))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 FLOPS, BYTES = "FLOP/s", "B/s"
 SHARED_BYTES_PER_CLOCK = 128  # an SM serves 32 banks of 4 bytes a clock, CUDA programming guide, shared memory
-NAME_PIXELS = 150  # that the name of a memory roof takes to the right
+LETTER_PIXELS = 5  # that a letter of the name of a memory roof takes to the right
 NEAR_POINTS = 9  # between a marker and its name, where there is room
 # Where a point's name may stand, (across, up) in points: from near to far, the right side first.
 _OFFSETS = [
@@ -40,7 +40,7 @@ _OFFSETS = [
 
 @dataclass(frozen=True)
 class Roof:
-    """A ceiling: `value` in FLOP/s or B/s. A memory roof's name begins with its level: DRAM, L2 or shared."""
+    """A ceiling: `value` in FLOP/s or B/s. A memory roof's name begins with its level: DRAM, L2, L1 or shared."""
 
     name: str
     value: float
@@ -146,6 +146,13 @@ def counted_points(kernel: str, flops: float, moved: Mapping[str, float], second
     return [Point(f"{kernel}: {name}", flops, count, seconds, kernel=kernel, origin=origin) for name, count in ordered]
 
 
+def level_points(kernel: str, flops: float, moved: Mapping[str, float], seconds: float, origin: Origin) -> list[Point]:
+    """A point of a kernel for each level of memory, in the order given: level -> bytes that moved there. A level that moved
+    nothing has none."""
+    return [Point(f"{kernel}: {level}", flops, count, seconds, level, kernel, origin=origin)
+            for level, count in moved.items() if count]
+
+
 def _causes(point: Point, roof: Roof, l2_bytes: int | None) -> Iterator[str]:
     """What makes a point lie above a roof, the likeliest first."""
     if roof.unit == BYTES:
@@ -190,11 +197,22 @@ def datasheet_roofs(gpu: str | Gpu, dtype: str) -> tuple[Roof, ...]:
     return tuple(roofs)
 
 
+def level_roofs(gpu: str | Gpu, dtype: str, measured: Sequence[Roof]) -> tuple[Roof, ...]:
+    """The roofs of a hierarchical roofline: measured, else of the datasheet; L1's 128 bytes an SM and clock, calculated.
+
+    L1 and shared memory are one memory with one data path: its roof stands once, as L1's.
+    """
+    known = {roof.level for roof in measured}
+    others = [roof for roof in datasheet_roofs(gpu, dtype) if roof.level not in known]
+    return (*measured, *(replace(roof, name="L1") if roof.level == "shared" else roof for roof in others))
+
+
 @dataclass(frozen=True)
 class Roofline(Shown):
     """Points under the roofs of a GPU, in the order of the story: `str()` is a table, a notebook shows the picture.
 
-    roofs: None = the datasheet's; measured roofs of the same level are what a point is compared with first.
+    roofs: None = the datasheet's; measured roofs of the same level are what a point is compared with first. at: the shape in
+    words.
     """
 
     gpu: str | Gpu
@@ -202,6 +220,7 @@ class Roofline(Shown):
     points: Sequence[Point]
     roofs: Sequence[Roof] | None = None
     title: str = "Roofline"
+    at: str = ""
 
     @property
     def device(self) -> Gpu:
@@ -227,7 +246,8 @@ class Roofline(Shown):
             rows.append((*row, tables.percent(bound.fraction), f"{bound.roof.name} ({bound.roof.origin.kind})"))
         notes = [f"roof {roof}" for roof in self.all_roofs] + [b.diagnosis for b in self.bounds if b.diagnosis]
         origin = join(*(point.origin for point in self.points))
-        return Table(f"{self.title} ({self.dtype}) on {self.device.name}", columns, rows, origin, notes)
+        at = f" at {self.at}" if self.at else ""
+        return Table(f"{self.title}{at} ({self.dtype}) on {self.device.name}", columns, rows, origin, notes)
 
     def figure(self) -> Figure:
         """The picture, to change or to save."""
@@ -247,7 +267,7 @@ def _draw(roofline: Roofline) -> Figure:
     memory = [roof for roof in roofline.all_roofs if roof.unit == BYTES]
     origin = join(*(point.origin for point in points), *(roof.origin for roof in roofline.all_roofs))
     title = f"{roofline.title} ({roofline.dtype})"
-    figure, axes = figures.frame(title, roofline.device.name, origin, height_inches=5.2)
+    figure, axes = figures.frame(title, ", ".join(filter(None, (roofline.device.name, roofline.at))), origin, height_inches=5.2)
     axes.set(xscale="log", yscale="log", xlabel="intensity, FLOP per byte", ylabel="rate, TFLOP/s")
     top = max(roof.value for roof in compute)
     x = [point.intensity for point in points] + [top / roof.value for roof in memory] or [1.0]
@@ -259,8 +279,8 @@ def _draw(roofline: Roofline) -> Figure:
     for roof in compute:
         _draw_compute_roof(axes, roof)
     for k, roof in enumerate(memory):
-        near = [other for other in memory[:k] if 0.4 < other.value / roof.value < 2.5]
-        _draw_memory_roof(axes, roof, top, len(near))
+        near = [_roof_style(other)[2] for other in memory[:k] if 0.4 < other.value / roof.value < 2.5]
+        _draw_memory_roof(axes, roof, top, LETTER_PIXELS * sum(map(len, near)))
     _draw_points(axes, points)
     return figure
 
@@ -280,15 +300,15 @@ def _draw_compute_roof(axes: Any, roof: Roof) -> None:
     axes.annotate(name, (axes.get_xlim()[1], level), (-4, -4 if roof.is_measured else 4), ha="right", **text)
 
 
-def _draw_memory_roof(axes: Any, roof: Roof, top: float, place: int) -> None:
-    """A memory roof up to `top` FLOP/s, its name along the line, `place` names away from the line's beginning."""
+def _draw_memory_roof(axes: Any, roof: Roof, top: float, away_pixels: float) -> None:
+    """A memory roof up to `top` FLOP/s, its name along the line, so far away from the line's beginning."""
     line, text, name = _roof_style(roof)
     low = max(axes.get_xlim()[0], axes.get_ylim()[0] * 1e12 / roof.value)
     axes.plot((low, top / roof.value), (low * roof.value / 1e12, top / 1e12), **line)
     # Both axes are logarithmic: every memory roof has the same slope on the page.
     (left, below), (right, above) = axes.transData.transform(axes.lines[-1].get_xydata())
     angle = math.degrees(math.atan2(above - below, right - left))
-    start = axes.transData.inverted().transform((left + 12 + place * NAME_PIXELS, below))[0]
+    start = axes.transData.inverted().transform((left + 16 + away_pixels, below))[0]
     shift = (3, -3) if roof.is_measured else (-3, 3)
     turned = {"rotation": angle, "rotation_mode": "anchor", "ha": "left"}
     axes.annotate(name, (start, start * roof.value / 1e12), shift, **turned, **text)

@@ -35,6 +35,9 @@ _DEVICE = re.compile(rf"Device Frame: ?{_FRAME}")
 _BY = re.compile(r"by thread \((\d+),(\d+),(\d+)\) in block \((\d+),(\d+),(\d+)\)")
 _RACE = re.compile(rf"(?:(?P<level>Error|Warning|Info): )?Race reported between (?P<access>\w+) access {_AT.pattern}")
 _AND = re.compile(rf"and (?P<access>\w+) access {_AT.pattern}(?: \[(?P<hazards>\d+) hazards?\])?")
+_HAZARD = re.compile(r"(?:(?P<level>Error|Warning|Info): )?Potential (?:RAW|WAR|WAW) hazard detected at __shared__ "
+                     r"0x[0-9a-f]+ in block \((?P<block>\d+,\d+,\d+)\) :")
+_RACER = re.compile(rf"(?P<access>Read|Write) Thread \((?P<thread>\d+,\d+,\d+)\) {_AT.pattern}")
 _NOT_PRINTED = re.compile(r"ERROR SUMMARY: (\d+) errors? (?:were|was) not printed")
 _NO_FINDING = re.compile(r"COMPUTE-SANITIZER|(ERROR|RACECHECK|LEAK) SUMMARY|Program hit|Target application returned|"
                          r"Error: process didn't terminate|Saved host backtrace")
@@ -51,6 +54,7 @@ _WORDS = {
     "No attachable process found": "compute-sanitizer could not attach to Python: its own libraries must be beside it",
     "Unable to find injection library": "compute-sanitizer does not find its own libraries: start it from the CUDA toolkit",
 }
+_STATES = {"ended": "", "failed": "error", "hangs": "hangs", "timed out": "hangs", "died": "died"}
 
 
 # ---------------------------------------------------------------- reading
@@ -102,9 +106,12 @@ def faults_of(found: Iterable[Finding], blocks: Mapping[str, tuple[Sequence[int]
     blocks: mangled kernel name -> (grid, block), by which threads and blocks are numbered.
     """
     for one in found:
-        race = _RACE.fullmatch(" ".join(one.heading.split()))
-        if race:
+        heading = " ".join(one.heading.split())
+        if race := _RACE.fullmatch(heading):
             yield from _races(one, race)
+            continue
+        if hazard := _HAZARD.fullmatch(heading):
+            yield _hazard(one, hazard, blocks)
             continue
         kind = next((kind for pattern, kind in _KINDS.items() if re.fullmatch(pattern, one.heading)), None)
         at = next(filter(None, (pattern.fullmatch(line) for line in one.details for pattern in (_AT, _OLD_AT))), None)
@@ -129,12 +136,30 @@ def _races(one: Finding, first: re.Match[str]) -> Iterator[_Found | str]:
     if not pairs:
         yield " | ".join((one.heading, *one.details[:3]))
     for second in pairs:
-        writes = (first["access"], second["access"]) == ("Write", "Write")
-        level = "" if first["level"] in ("Error", None) else f" (racecheck calls it {first['level'].lower()})"
-        message = f"{first['access'].lower()} and {second['access'].lower()} of shared memory that nothing orders{level}"
-        fault = Fault("two writers" if writes else "race", message, _place([first]), 0, (), first["offset"],
+        fault = Fault(*_race_words(first, second, first["level"]), _place([first]), 0, (), first["offset"],
                       _place([second]), int(second["hazards"] or 1))
         yield _Found(fault, first["function"], one.item)
+
+
+def _hazard(one: Finding, hazard: re.Match[str], blocks: Mapping[str, tuple[Sequence[int], Sequence[int]]]) -> _Found | str:
+    """One byte of shared memory and the two accesses to it, the later one second: `--racecheck-report hazard`."""
+    racers = list(filter(None, map(_RACER.fullmatch, one.details)))
+    if len(racers) != 2:
+        return " | ".join((one.heading, *one.details[:3]))
+    earlier, later = racers
+    grid, block = blocks.get(later["function"], ((1, 1, 1), (1, 1, 1)))
+    where, *threads = ([int(n) for n in at.split(",")] for at in (hazard["block"], earlier["thread"], later["thread"]))
+    fault = Fault(*_race_words(earlier, later, hazard["level"]), _place([later]), _linear(where, grid),
+                  tuple(sorted({_linear(thread, block) for thread in threads})), later["offset"], _place([earlier]))
+    return _Found(fault, later["function"], one.item)
+
+
+def _race_words(first: re.Match[str], second: re.Match[str], level: str | None) -> tuple[str, str]:
+    """Kind and message of a race; racecheck's own level where it is not its highest."""
+    writes = (first["access"], second["access"]) == ("Write", "Write")
+    called = f" (racecheck calls it {level.lower()})" if level and level != "Error" else ""
+    message = f"{first['access'].lower()} and {second['access'].lower()} of shared memory that nothing orders{called}"
+    return "two writers" if writes else "race", message
 
 
 def _message(one: Finding) -> str:
@@ -241,6 +266,45 @@ def finders(name: str, emulated: Iterable[Fault], sanitized: Findings) -> Table:
             for (where, kind), mine in sorted(found.items())]
     return Table(f"{name}: who finds what, with occurrences", ("where", "kind", *columns), rows, str(sanitized.origin),
                  sanitized.stale_notes)
+
+
+def planted_table(data: Mapping[str, Any]) -> Table:
+    """Who finds planted bugs: a row a bug, who noticed it, last the sums; data: what tests/gpu/planted.py wrote.
+
+    'found': at a line of the bug; 'elsewhere': at other lines only; 'error': the launch failed and no line was named.
+    """
+    finders = ("emulator", *data["options"])
+    rows, clean = list[tuple[str, ...]](), dict.fromkeys(finders, 0)
+    for case in data["cases"]:
+        tools = {"emulator": {"state": "ended", "findings": case["emulator"]}, **case["tools"]}
+        if case["number"]:
+            where = f"{case['source']}.cu:{', '.join(map(str, case['lines']))}"
+            rows.append((where, case["what"], _outputs_said(case["outputs"]),
+                         *(_tool_said(case["lines"], tools.get(finder)) for finder in finders)))
+        else:
+            clean = {finder: clean[finder] + len(tools.get(finder, {}).get("findings", ())) for finder in finders}
+    noticed = sum(row[2] not in ("right", "not run", "died") for row in rows)
+    sums = (noticed, *(sum(row[3 + k] == "found" for row in rows) for k in range(len(finders))))
+    notes = [f"reports on the {len(data['cases']) - len(rows)} kernels without a bug: "
+             f"{', '.join(f'{finder} {count}' for finder, count in clean.items())}"]
+    total = ("found, or seen in outputs", f"of {len(rows)}", *map(str, sums))
+    return Table(f"{len(rows)} planted bugs: who finds them", ("where", "what", "outputs", *finders), [*rows, total],
+                 str(Origin("measured", f"{data['gpu']}, {data['utc'][:10]}, {data['sanitizer']}")), notes)
+
+
+def _outputs_said(outputs: Mapping[str, Any] | None) -> str:
+    """What a test of outputs sees: in how many of its launches they are not those of float64."""
+    if outputs is None or outputs["state"] != "ended":
+        return _STATES[outputs["state"]] if outputs else "not run"
+    wrong = outputs["runs"] - outputs["right"]
+    return "right" if not wrong else "wrong" if not outputs["right"] else f"wrong {wrong} of {outputs['runs']}"
+
+
+def _tool_said(lines: Sequence[int], tool: Mapping[str, Any] | None) -> str:
+    """How far a finder came with a bug that is at these lines."""
+    if tool and tool["findings"]:
+        return "found" if any(set(lines) & set(one["lines"]) for one in tool["findings"]) else "elsewhere"
+    return _STATES[tool["state"]] if tool else "not run"
 
 
 # ---------------------------------------------------------------- running it
@@ -352,8 +416,8 @@ def sanitize_plan(plan: Plan, chosen: Sequence[int], target: Target, device: Map
     compute-sanitizer or it does not work here.
     """
     path = tool_path("compute-sanitizer")
-    match = re.search(r"\d{4}\.\d+[.\d]*", run_tool([path, "--version"], 60).said)
     end = None if budget_seconds is None else time.monotonic() + budget_seconds
+    match = re.search(r"\d{4}\.\d+[.\d]*", run_tool([path, "--version"], 60).said)
     run = _Sanitizer(plan, target, path, f"compute-sanitizer {match[0]}" if match else "compute-sanitizer", list(chosen), end)
     labels = shape_labels([item.shape for item in plan.items])
     early = ""
@@ -369,7 +433,8 @@ def sanitize_plan(plan: Plan, chosen: Sequence[int], target: Target, device: Map
         found = {"kind": "faults", "payload": payload, "clocks": run.clocks.get(index, {"temperature_celsius": None})}
         hand_over(record_of(plan, item, device, found), on_record, on_note)
         on_note(_line(item, labels[index], payload))
-    outcome = Outcome(len(done), len(done), (), len(chosen) - len(done), early)
+    through = sum(all((index, tool) in run.faults for tool in tools) for index in chosen)
+    outcome = Outcome(len(done), through, (), len(chosen) - through, early)
     on_note(str(outcome))
     return outcome
 

@@ -200,7 +200,7 @@ class Version:
     """One step of the ladder: its kernels, the one change, how it launches, what was predicted of it.
 
     launches(shape, gpu) -> list of Launch; raises NotApplicable where it cannot run.
-    asked_bytes(shape)   -> bytes its global loads and stores ask for, by the kernel's own loops (None: not stated).
+    asked_bytes(shape, gpu) -> bytes its global loads and stores ask for, by the kernel's own loops (None: not stated).
     work(shape)          -> its own Work, where versions do not all do the study's (None: they do).
     outputs: the outputs it writes and is checked by (None: all of the study's).
     scratch(shape, gpu)  -> {name: Scratch} that its launches hand on among themselves, beside the study's buffers.
@@ -213,7 +213,7 @@ class Version:
     change: str
     launches: Callable[[Any, Gpu], list[Launch]]
     prediction: Prediction | None = None
-    asked_bytes: Callable[[Any], int] | None = None
+    asked_bytes: Callable[[Any, Gpu], int] | None = None
     sequence: Callable[[Any], int] = lambda shape: 1
     work: Callable[[Any], Work] | None = None
     outputs: tuple[str, ...] | None = None
@@ -234,6 +234,7 @@ class Study:
     facts      (shape) -> {label: value} for parity lines and titles
     spec       (shape) -> {field of TimingSpec: value} where a shape is timed otherwise than usual
     uses       names of studies beside it that its study.py loads: they travel with it
+    checks     () -> further shapes at which every version is checked and not timed
     """
 
     name: str
@@ -252,6 +253,7 @@ class Study:
     dtype: str = "float32"
     seed: int = INPUT_SEED
     uses: tuple[str, ...] = ()
+    checks: Callable[[], tuple[Any, ...]] = tuple
 
     @property
     def all_shapes(self) -> tuple[Any, ...]:

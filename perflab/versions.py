@@ -11,6 +11,7 @@ from perflab.counters import HardwareCounts, agreement
 from perflab.errors import PerflabError
 from perflab.gpus import Gpu
 from perflab.gpus import gpu as find_gpu
+from perflab.limits import SAMPLE, Limits, limits_of
 from perflab.listing import Listing
 from perflab.machine import default_gpu
 from perflab.measurement import Measurement, describe
@@ -88,7 +89,7 @@ class BoundVersion:
         return self._measurement(shape, chosen, record)
 
     def _measurement(self, shape: Any, gpu: Gpu, record: Record) -> Measurement:
-        asked = self.version.asked_bytes(shape) if self.version.asked_bytes else None
+        asked = self.version.asked_bytes(shape, gpu) if self.version.asked_bytes else None
         work = self.bench.study.work_of(self.name, shape)
         return Measurement(self.name, shape, gpu, Timing.from_dict(record.timing), work, asked, record.utc[:10],
                            stale_reasons(record, self.identity(shape, gpu)), self.bench.study.dtype)
@@ -110,6 +111,13 @@ class BoundVersion:
     def agreement(self, shape: Any, gpu: str | Gpu | None = None) -> Table:
         """A row a counter: what the emulator counts beside what the hardware counted, and by how much they may differ."""
         return agreement(self.count(shape, gpu), self.counters(shape, gpu))
+
+    def limits(self, shape: Any, gpu: str | Gpu | None = None, sample: int | None = SAMPLE) -> Limits:
+        """What holds the version at a shape: units by the least time they need, and losses, ranked, each with its evidence.
+
+        From recorded counters and times where there are any, else counted on the CPU: `sample` blocks of each launch, None all.
+        """
+        return limits_of(self, shape, find_gpu(gpu or default_gpu()), sample)
 
     def findings(self, gpu: str | Gpu | None = None) -> Findings:
         """What compute-sanitizer found, as recorded at the shape it ran at. No record is an error."""

@@ -10,6 +10,7 @@ from itertools import product
 from typing import Any
 
 from perflab import charts, hardware, machine, tables
+from perflab.bandwidths import BandwidthTable, bandwidth_table, bandwidths_of
 from perflab.ceilings import measured_roofs
 from perflab.check import Check
 from perflab.errors import PerflabError
@@ -17,6 +18,7 @@ from perflab.figures import Picture
 from perflab.gpus import Gpu
 from perflab.gpus import gpu as find_gpu
 from perflab.kernel import Kernel
+from perflab.limits import limits_table
 from perflab.machine import default_gpu
 from perflab.measurement import CALCULATED, Measurement, describe, floor_seconds, ratio_interval, speed_up, stale_notes
 from perflab.measuring import measure
@@ -26,7 +28,8 @@ from perflab.planning import make_plan, shape_labels
 from perflab.published import published_table
 from perflab.records import Record, RecordStore, stale_reasons
 from perflab.rivals import load_rivals
-from perflab.roofline import Point, Roof, Roofline, counted_points, datasheet_roofs
+from perflab.roofline import Point, Roof, Roofline, datasheet_roofs, level_roofs
+from perflab.slots import slots_picture
 from perflab.standings import best_exact, rivals_picture, rivals_table
 from perflab.studies import Launch, NotApplicable, Study, load_study, triple
 from perflab.tables import Table
@@ -81,9 +84,14 @@ class Workbench:
         return self.study.make_shape(**sizes)
 
     def before(self, name: str) -> BoundVersion | None:
-        """The version before that one on the ladder, None for the first."""
+        """The version before that one on the ladder, None for the first. Points of a tunable are no steps of it."""
         place = self.study.versions.index(self.study.version(name))
-        return self[self.study.versions[place - 1].name] if place else None
+        return next((self[v.name] for v in reversed(self.study.versions[:place]) if v.shapes is None), None)
+
+    def until(self, name: str) -> Workbench:
+        """The same study with only the steps of the ladder up to that version."""
+        place = self.study.versions.index(self.study.version(name))
+        return self.only(*(v.name for v in self.study.versions[:place] if v.shapes is None), name)
 
     def record(self, version: str, shape: Any, gpu: Gpu, kind: str) -> Record | None:
         """The newest record of that kind, or None."""
@@ -298,9 +306,9 @@ class Workbench:
 
     # ------------------------------------------------------------ pictures
     def _shapes(self, over: str, fixed: Mapping[str, Any]) -> list[Any]:
-        """The declared shapes that have these sizes, smallest `over` first."""
-        self.study.make_shape(**{over: getattr(self.study.shapes[0], over, None)}, **fixed)
-        chosen = [s for s in self.study.shapes if all(getattr(s, name) == value for name, value in fixed.items())]
+        """The declared shapes that differ in `over` alone, smallest first; of other sizes, what is not named keeps its default."""
+        one = asdict(self.study.make_shape(**{over: getattr(self.study.shapes[0], over, None)}, **fixed))
+        chosen = [shape for shape in self.study.shapes if {**asdict(shape), over: None} == {**one, over: None}]
         if not chosen:
             raise PerflabError(f"no declared shape of {self.name} has {dict(fixed)}")
         return sorted(chosen, key=lambda shape: getattr(shape, over))
@@ -334,6 +342,13 @@ class Workbench:
         origin = join(*(m.origin for m in seen), *self._ceiling_origins(chosen), CALCULATED)
         return charts.curves(title, _device(chosen, fixed), origin, over, charts.BANDWIDTH, lines, levels)
 
+    def bandwidths(self, shape: Any, gpu: str | Gpu | None = None) -> BandwidthTable:
+        """A row a version: useful and asked bandwidth, and what L1, L2 and DRAM moved by recorded counters."""
+        chosen = find_gpu(gpu or default_gpu())
+        found = [bandwidths_of(b, self._timing(b, shape, chosen), shape, chosen) for b in self._taken_at(shape)]
+        roofs = (*self.ceilings(chosen), *datasheet_roofs(chosen, self.study.dtype))
+        return bandwidth_table(self.study.title, found, shape, chosen, roofs)
+
     def curve(self, gpu: str | Gpu | None = None, over: str = "prefix", **fixed: Any) -> Picture:
         """Cold time by version over a size, with the floor of arithmetic below."""
         chosen = find_gpu(gpu or default_gpu())
@@ -348,27 +363,11 @@ class Workbench:
 
     def slots(self, shape: Any, gpus: Sequence[str | Gpu]) -> Picture:
         """Blocks of each version's grid beside the blocks each GPU holds at once: under one wave, SMs stand idle."""
-        rows: list[tuple[str, float, float, float, str]] = []
-        for gpu, bound in product(map(find_gpu, gpus), self.versions):
-            name, sms = f"{bound.name}, {gpu.name}", gpu.sm_count or 0
-            try:
-                launch = bound.launches(shape, gpu)[0]
-            except NotApplicable:
-                rows.append((name, 0, sms, sms, "n/a"))
-                continue
-            found, blocks = occupancy_of(launch, gpu), math.prod(triple(launch.grid))
-            slots = found.blocks_per_sm * sms
-            words = f"{blocks:,} blocks, {slots:,} slots on {sms} SMs: {found.waves:.2f} waves"
-            rows.append((name, blocks, sms, slots, words))
-        names, values, sms_of, slots_of, labels = zip(*rows, strict=True)
-        origin = str(Origin("calculated", "occupancy of the compiled kernels"))
-        marks = [charts.Mark("SMs", sms_of), charts.Mark("slots: blocks held at once", slots_of)]
-        return charts.bars(f"{self.study.title}: blocks against slots", describe(shape), origin, charts.BLOCKS, names, values,
-                           labels, marks)
+        return slots_picture(self.study.title, self.versions, shape, [find_gpu(gpu) for gpu in gpus])
 
     def _telling(self, shape: Any) -> str:
         """A shape by the sizes in which the declared ones differ: short enough for a picture's title."""
-        return shape_labels([asdict(s) for s in (shape, *self.study.shapes)])[0]
+        return shape_labels([asdict(s) for s in (shape, *self.study.shapes)])[0].removesuffix(", page 0")
 
     def counts(self, shape: Any, gpu: str | Gpu | None = None, sample: int | None = None) -> Table:
         """A row a version: what it does at a shape, counted on the CPU; bytes asked, of sectors, and that must move once."""
@@ -403,15 +402,21 @@ class Workbench:
         """A row a launch: calculated occupancy and waves beside Nsight Compute's, and the occupancy reached (as recorded)."""
         return hardware.occupancy_table(self.study.title, self.versions, shape, find_gpu(gpu or default_gpu()))
 
+    def limits(self, shape: Any, gpu: str | Gpu | None = None) -> Table:
+        """A row a version: the busiest unit, idle SMs and waits, as shares of its cold time; `bench[name].limits` has all."""
+        return limits_table(self.study.title, self.versions, shape, find_gpu(gpu or default_gpu()))
+
     def findings(self, gpu: str | Gpu | None = None) -> Table:
         """A row a version: causes found by the emulator and by each tool of compute-sanitizer (as recorded)."""
         return hardware.findings_table(self.study.title, self.versions, find_gpu(gpu or default_gpu()))
 
-    def roofline(self, shape: Any, gpu: str | Gpu | None = None, counted: bool = False, sample: int | None = None) -> Roofline:
+    def roofline(self, shape: Any, gpu: str | Gpu | None = None, counted: bool = False, sample: int | None = None,
+                 measured: bool = False) -> Roofline:
         """Every version as a point: its work's FLOPs over the bytes that must move.
 
         counted: as three joined points instead, of the FLOPs and bytes that were counted on the CPU: those asked for, those
         of the sectors touched, and distinct ones (not of a `sample`, as for `count`: it meets only a part of them).
+        measured: as three joined points, of the FLOPs and the bytes that L1, L2 and DRAM moved, by recorded counters.
         """
         chosen = find_gpu(gpu or default_gpu())
         points: list[Point] = []
@@ -419,18 +424,18 @@ class Workbench:
             found = self._timing(bound, shape, chosen)
             if not isinstance(found, Measurement):
                 continue
-            if counted:
-                counts = bound.count(shape, chosen, sample)
-                origin = Origin(found.origin.kind, f"{found.origin.detail}; bytes and FLOP: {counts.origin}")
-                moved = {name: n for name, n in counts.moved.items() if counts.exact or name != "unique"}  # else a lower bound
-                points += counted_points(bound.name, counts.flops, moved, found.seconds, origin)
+            if measured:
+                points += hardware.measured_points(bound, shape, chosen, found)
+            elif counted:
+                points += hardware.emulated_points(bound, found, sample)
             else:
                 points.append(Point(bound.name, found.work.flops, found.work.bytes, found.seconds, origin=found.origin))
         if not points:
             raise PerflabError(f"nothing of {self.name} is measured on {chosen.name} at {describe(shape)}")
-        roofs = (*self._divisors(chosen), *datasheet_roofs(chosen, self.study.dtype))
-        title = f"{self.study.title}: roofline at {self._telling(shape)}"
-        return Roofline(chosen, self.study.dtype, points, roofs, title)
+        levels = [roof for roof in self.ceilings(chosen) if roof.name != "DRAM copy"]
+        dtype = self.study.dtype
+        roofs = level_roofs(chosen, dtype, levels) if measured else (*self._divisors(chosen), *datasheet_roofs(chosen, dtype))
+        return Roofline(chosen, dtype, points, roofs, f"{self.study.title}: roofline", self._telling(shape))
 
 
 def _label(bound: BoundVersion, kernel: Kernel) -> str:

@@ -56,7 +56,7 @@ def test_sizes_are_far_over_the_l2_and_l2_launches_long():
         if shape.ceiling.startswith("dram"):
             assert shape.size_bytes > 4 * H200.l2_bytes
         if shape.ceiling == "l2_read":
-            assert STUDY.version("l2_read").asked_bytes(shape) > 10e12 * 50e-6
+            assert STUDY.version("l2_read").asked_bytes(shape, H200) > 10e12 * 50e-6
     assert [s.size_bytes // MIB for s in STUDY.shapes if s.ceiling == "l2_read"] == [2, 4, 8, 16, 24, 32, 40, 48, 60, 96, 128]
 
 
@@ -71,9 +71,9 @@ def test_work_is_what_the_loops_do():
     assert STUDY.work(SHAPE("dram_read")).bytes == (1 << 30) + (1 << 30) // 4096 * 4
     assert STUDY.work(SHAPE("dram_triad")).bytes == 3 * 256 * MIB
     assert STUDY.work(SHAPE("dram_triad")).flops == 2 * 64 * MIB
-    assert STUDY.version("dram_triad").asked_bytes(SHAPE("dram_triad")) == 3 * 256 * MIB
+    assert STUDY.version("dram_triad").asked_bytes(SHAPE("dram_triad"), H200) == 3 * 256 * MIB
     small = SHAPE("l2_read", 2 * MIB)
-    assert STUDY.work(small).bytes < 4 * MIB and STUDY.version("l2_read").asked_bytes(small) == (1 << 30) + MIB
+    assert STUDY.work(small).bytes < 4 * MIB and STUDY.version("l2_read").asked_bytes(small, H200) == (1 << 30) + MIB
     one_block = SHAPE("fp32_fma", KIB)
     assert STUDY.work(one_block).flops == 256 * 8 * 512 * 2
     for name, k in (("mma_bf16", 16), ("mma_tf32", 8)):

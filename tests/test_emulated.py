@@ -36,7 +36,7 @@ def test_counts_of_both_versions_by_hand(saxpy):
         assert (counts.asked_bytes, counts.sector_bytes, counts.unique_bytes) == (12 * 4096,) * 3
         assert counts.flops == 2 * 4096 and counts.intensities == dict.fromkeys(("asked", "sectors", "unique"), 1 / 6)
     assert (scalar.global_load_requests, float4.global_load_requests) == (256, 64)
-    assert scalar.asked_bytes == study("saxpy")["scalar"].version.asked_bytes(shape)
+    assert scalar.asked_bytes == study("saxpy")["scalar"].version.asked_bytes(shape, "H200")
 
 
 def test_counts_are_kept_until_something_changes(saxpy, monkeypatch):
@@ -109,7 +109,8 @@ def test_a_table_of_counts_and_a_roofline_of_counted_bytes(attention):
     shape, naive = attention.shape(heads=8, prefix=256), attention.only("naive")
     points = naive.roofline(shape, "H200", counted=True).points
     assert [point.name for point in points] == ["naive: sectors", "naive: asked", "naive: unique"]
-    assert points[1].bytes == naive["naive"].version.asked_bytes(shape) and points[2].bytes == attention.study.work(shape).bytes
+    assert points[1].bytes == naive["naive"].version.asked_bytes(shape, "H200")
+    assert points[2].bytes == attention.study.work(shape).bytes
     part = naive.roofline(shape, "H200", counted=True, sample=8).points
     assert [point.name for point in part] == ["naive: sectors", "naive: asked"]
     assert "8 of 72 blocks run" in str(part[0].origin) and part[0].origin.kind == "measured"
@@ -117,6 +118,6 @@ def test_a_table_of_counts_and_a_roofline_of_counted_bytes(attention):
 
 def test_a_sample_states_its_share(attention):
     counts = attention["naive"].count(attention.shape(prefix=256), "H200", sample=16)
-    asked = attention["naive"].version.asked_bytes(attention.shape(prefix=256))
+    asked = attention["naive"].version.asked_bytes(attention.shape(prefix=256), "H200")
     assert counts.blocks_run == 16 and counts.asked_bytes == pytest.approx(asked, rel=0.01)
     assert "16 of 576 blocks run" in str(counts) and "standard error" in str(counts)

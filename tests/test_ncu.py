@@ -132,7 +132,8 @@ def test_a_report_through_the_optional_module(tmp_path: Path, monkeypatch: pytes
     file = tmp_path / "x.ncu-rep"
     file.write_bytes(b"\0")
     monkeypatch.setitem(sys.modules, "ncu_report", None)
-    with pytest.raises(PerflabError, match="pip install ncu-report; or make a CSV of it: ncu --import .*x.ncu-rep --csv"):
+    said = r"pip install ncu-report \(perflab's extra ncu\); or make a CSV of it: ncu --import .*x.ncu-rep --csv"
+    with pytest.raises(PerflabError, match=said):
         read_file(file)
     metrics = {"dram__bytes_read.sum": (2048, "byte"), "launch__grid_dim_x": (8, ""), "launch__grid_dim_y": (1, ""),
                "device__attribute_compute_capability_major": (9, ""), "device__attribute_compute_capability_minor": (0, ""),

@@ -26,6 +26,7 @@ from perflab.sanitizer import (
     findings,
     from_record,
     merged,
+    planted_table,
     sanitize_plan,
     smallest,
 )
@@ -64,6 +65,22 @@ RACECHECK = """========= COMPUTE-SANITIZER
 =========     and Write access at tile_kernel+0x20 in tile.cu:33 [1 hazard]
 =========
 ========= RACECHECK SUMMARY: 2 hazards displayed (1 error, 1 warning)
+"""
+HAZARDS = """========= COMPUTE-SANITIZER
+========= Error: Potential WAR hazard detected at __shared__ 0x410 in block (1,2,0) :
+=========     Read Thread (31,0,0) at tile_kernel+0x860 in tile.cu:61
+=========     Write Thread (0,1,0) at tile_kernel+0x9d0 in tile.cu:39
+=========     Current Value : 0, Incoming Value : 181
+=========
+========= Info: Potential WAW hazard detected at __shared__ 0x4 in block (0,0,0) :
+=========     Write Thread (2,0,0) at tile_kernel+0x100 in tile.cu:70
+=========     Write Thread (1,0,0) at tile_kernel+0x100 in tile.cu:70
+=========     Current Value : 7, Incoming Value : 7
+=========
+========= Error: Potential RAW hazard detected at __shared__ 0x8 in block (0,0,0) :
+=========     Something new
+=========
+========= RACECHECK SUMMARY: 3 hazards displayed (2 errors, 0 warnings)
 """
 OTHERS = """========= COMPUTE-SANITIZER
 ========= Barrier error detected. Divergent thread(s) in block.
@@ -148,6 +165,16 @@ def test_memcheck_kind_place_thread_and_block() -> None:
     assert misaligned.place.inlined_at == Place("tile.cu", 12)
     assert [(one.kernel, one.item) for one in found] == [("tile_kernel", 3), ("tile_kernel", 3)]
     assert notes == ["1,157 errors were not printed"]  # and what the API said after it is no finding of its own
+
+
+def test_hazards_byte_by_byte_name_the_later_access_and_both_threads() -> None:
+    (war, waw), notes, _ = read(HAZARDS)
+    assert (war.kind, war.place, war.other) == ("race", Place("tile.cu", 39), Place("tile.cu", 61))
+    assert (war.block, war.threads) == (1 + 4 * 2, (31, 32))
+    assert war.message == "read and write of shared memory that nothing orders"
+    assert (waw.kind, waw.line, waw.threads) == ("two writers", 70, (1, 2))
+    assert waw.message.endswith("(racecheck calls it info)")
+    assert len(notes) == 1 and "Something new" in notes[0]
 
 
 def test_racecheck_gives_each_pair_of_accesses() -> None:
@@ -282,3 +309,37 @@ def test_a_machine_where_it_does_not_work(plan: Plan, target: Target, monkeypatc
     monkeypatch.setenv("PERFLAB_FAKE_TOOL", "device")
     with pytest.raises(PerflabError, match="does not work on this machine's GPU.*Device not supported"):
         sanitize_plan(plan, smallest(plan), target, DEVICE, lambda record: None)
+
+
+# ---------------------------------------------------------------- planted bugs
+def test_who_finds_planted_bugs_row_by_row_and_in_all() -> None:
+    def case(number: int, outputs: tuple[str, int] | None, emulated: list[int], **tools: tuple[str, list[int]]) -> dict:
+        said = {tool: {"state": state, "findings": [{"kind": "race", "lines": [line]} for line in lines]}
+                for tool, (state, lines) in tools.items()}
+        return {"source": "tile", "number": number, "lines": [9, 12], "what": f"bug {number}",
+                "emulator": [{"kind": "race", "lines": emulated}] if emulated else [], "tools": said,
+                "outputs": outputs and {"state": outputs[0], "runs": 20, "right": outputs[1]}}
+
+    table = planted_table({
+        "gpu": "H200", "utc": "2026-11-30T01:02:03", "sanitizer": "compute-sanitizer 2025.3.1",
+        "options": {"memcheck": [], "racecheck": []},
+        "cases": [
+            case(1, ("ended", 20), [9, 12], memcheck=("ended", []), racecheck=("ended", [12, 99])),
+            case(2, ("ended", 17), [9], memcheck=("failed", []), racecheck=("hangs", [])),
+            case(3, ("hangs", 0), [40], memcheck=("ended", [40]), racecheck=("timed out", [])),
+            case(4, ("failed", 0), [], memcheck=("died", [])),
+            case(5, None, [9], memcheck=("ended", [9]), racecheck=("ended", [9])),
+            case(6, ("ended", 0), [9], memcheck=("ended", [9]), racecheck=("ended", [])),
+            case(0, ("ended", 20), [], memcheck=("ended", [9]), racecheck=("ended", [])),
+        ]})
+    assert [row[2:] for row in table.rows] == [
+        ("right", "found", "", "found"),
+        ("wrong 3 of 20", "found", "error", "hangs"),
+        ("hangs", "elsewhere", "elsewhere", "hangs"),
+        ("error", "", "died", "not run"),
+        ("not run", "found", "found", "found"),
+        ("wrong", "found", "found", ""),
+        ("4", "4", "2", "2"),
+    ]
+    assert table.rows[0][:2] == ("tile.cu:9, 12", "bug 1") and table.rows[-1][1] == "of 6"
+    assert table.notes == ["reports on the 1 kernels without a bug: emulator 0, memcheck 1, racecheck 0"]

@@ -1,8 +1,10 @@
 """The study's own facts: trees, masks, reference, work, launches, inputs to the last bit."""
 
 import hashlib
+import importlib
 import json
 import sys
+from itertools import combinations, product
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ ROOT = Path(__file__).parent.parent
 STUDY = load_study(ROOT / "kernels" / "verify_attention")
 PROBLEM = sys.modules[STUDY.shape.__module__]
 MODULE = sys.modules[STUDY.shape.__module__.rpartition(".")[0]]
+SWEEP = importlib.import_module(f"{MODULE.__name__}.sweep")
 Shape = STUDY.shape
 CHECKSUMS = json.loads((ROOT / "data" / "references" / "verify_attention.json").read_text())
 
@@ -75,7 +78,7 @@ def test_work_of_the_write_ups_shape():
 
 
 def test_naive_asks_15_times_what_head_tile_asks():
-    naive, head_tile = (STUDY.version(name).asked_bytes(Shape()) for name in ("naive", "head_tile"))
+    naive, head_tile = (STUDY.version(name).asked_bytes(Shape(), gpu("H200")) for name in ("naive", "head_tile"))
     assert naive / head_tile == pytest.approx(15.1, abs=0.05)
     assert naive == pytest.approx(41.1e9, rel=0.01)
 
@@ -100,7 +103,7 @@ def test_head_tile_launches_72_blocks_of_about_70_kb():
     assert STUDY.version("head_tile").launches(Shape(heads=9), gpu("H200"))[0].grid == (2, 9, 1)
 
 
-@pytest.mark.parametrize("bad", [{"tree": "oak"}, {"heads": 0}, {"prefix": -1}, {"page": 16}])
+@pytest.mark.parametrize("bad", [{"tree": "oak"}, {"heads": 0}, {"prefix": -1}, {"page": -1}])
 def test_impossible_shapes_are_refused(bad):
     with pytest.raises(NotApplicable):
         Shape(**bad)
@@ -114,3 +117,37 @@ def test_inputs_are_the_recorded_ones_to_the_last_bit(label):
 
 def test_every_bundle_has_its_checksums():
     assert set(CHECKSUMS) == set(STUDY.bundles)
+
+
+# ---------------------------------------------------------------- shapes that are checked and not timed
+HEADS, NODES, REQUESTS = (1, 3, 8, 16, 63, 64, 128), (1, 9, 17, 32, 33, 64, 65), (1, 2, 5)
+PREFIXES = (0, 1, 7, 8, 9, 15, 16, 17, 2047, 2048, 2049, 16384, 65536)
+KINDS = ("chain", "star", "binary", "random", "one node")
+
+
+def stands_for(shape):
+    return shape.heads, shape.q_len, shape.prefix, shape.batch, "one node" if shape.q_len == 1 else shape.tree
+
+
+def test_the_sweep_holds_every_pair_of_values():
+    every = [row for row in product(HEADS, NODES, PREFIXES, REQUESTS, KINDS) if (row[1] == 1) == (row[4] == "one node")]
+    wanted = {pair for row in every for pair in combinations(enumerate(row), 2)}
+    got = {pair for shape in STUDY.checks() for pair in combinations(enumerate(stands_for(shape)), 2)}
+    assert got == wanted
+    assert len(HEADS) * len(PREFIXES) == 91 <= len(STUDY.checks()) <= 95  # 91: each of these pairs needs a shape of its own
+
+
+def test_the_sweep_is_cheap_goes_from_the_cheapest_up_and_is_the_same_each_time():
+    shapes = STUDY.checks()
+    costs = [SWEEP.cost_flops(shape) for shape in shapes]
+    assert costs == sorted(costs) and costs[-1] <= SWEEP.MOST_FLOPS
+    assert sum(STUDY.work(shape).flops for shape in shapes) < 1e12  # all combinations: over 500 times as many
+    assert shapes == SWEEP.pairwise(SWEEP.candidates()) and len(set(shapes)) == len(shapes)
+    assert not set(shapes) & set(STUDY.all_shapes)
+
+
+def test_a_cover_of_pairs_by_hand():
+    shapes = [Shape(batch=batch, q_len=9, heads=heads, prefix=0) for batch, heads in product((1, 2), (1, 2, 3))]
+    assert len(SWEEP.pairwise(shapes)) == 6 and SWEEP.pairwise(shapes[:1]) == tuple(shapes[:1])
+    three = [Shape(batch=b, q_len=9, heads=h, prefix=p) for b, h, p in product((1, 2), (1, 2), (0, 1))]
+    assert 4 <= len(SWEEP.pairwise(three)) <= 5  # of 8: greedy need not find the least

@@ -155,6 +155,9 @@ def test_a_comment_makes_nothing_stale(copied):
 def test_only_and_before(attention):
     assert [bound.name for bound in attention.only("head_tile").versions] == ["head_tile"]
     assert attention.before("head_tile").name == "naive" and attention.before("naive") is None
+    assert attention.before("head_tiles_8").name == "float4" and attention.before("register_tile").name == "head_tiles_8"
+    assert [bound.name for bound in attention.until("padded_rows").versions] == ["naive", "head_tile", "padded_rows"]
+    assert [bound.name for bound in attention.until("head_tiles_8").versions][-2:] == ["float4", "head_tiles_8"]
     assert "naive / head_tile" not in str(attention.only("naive").times("H200", heads=64, q_len=9))
 
 
@@ -164,6 +167,13 @@ def test_pictures_say_their_numbers(attention):
                     attention.slots(shape, ["H200"])):
         assert picture.png().startswith(b"\x89PNG") and "origin:" in str(picture)
     assert "576 blocks, 396 slots on 132 SMs: 1.45 waves" in str(attention.slots(shape, ["H200"]))
+
+
+def test_over_a_size_all_others_keep_their_defaults(attention):
+    """Else a curve over the prefix would join the streams and the pages of the study."""
+    shapes = attention._shapes("prefix", {"heads": 64, "q_len": 9})
+    assert [shape.prefix for shape in shapes] == sorted({shape.prefix for shape in shapes})
+    assert {(shape.batch, shape.heads, shape.q_len, shape.page) for shape in shapes} == {(1, 64, 9, 0)}
 
 
 def test_floors_of_the_write_ups_shape(attention):

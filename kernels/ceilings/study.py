@@ -214,7 +214,7 @@ def version(name: str, kernel: Any, change: str, *arguments: Any, launches: int 
         given = tuple(a(shape) if callable(a) else a for a in arguments)
         return [Launch(kernel, shape.blocks, THREADS if shape.size_bytes else 32, given)] * launches
 
-    return Version(name, (kernel,), change, launch, asked_bytes=traffic_bytes)
+    return Version(name, (kernel,), change, launch, asked_bytes=lambda shape, gpu: traffic_bytes(shape))
 
 
 def chunks(shape: Shape) -> Any:

@@ -24,7 +24,7 @@ SCALAR = load(HERE / "00_scalar.cu", "scalar")
 FLOAT4 = load(HERE / "01_float4.cu", "float4_wide")
 
 
-def asked_bytes(shape: Shape) -> int:
+def asked_bytes(shape: Shape, gpu) -> int:
     """Two float32 loads and one store an element."""
     return 12 * shape.n
 

@@ -29,14 +29,35 @@ __device__ __forceinline__ void hand_over(float (&score)[8][4], int column_group
         }
 }
 
-template <int LATENT, int ROPE, int WARPS>
-__global__ void __launch_bounds__(WARPS * 32, 1)
-register_tile(const float* __restrict__ q,                // [batch, q_len, heads, LATENT + ROPE]
-              const float* __restrict__ kv,               // [batch, prefix + q_len, LATENT + ROPE]
-              const unsigned char* __restrict__ visible,  // [batch, q_len, q_len]
-              float* __restrict__ part_sum,               // [batch, q_len, heads, parts, LATENT], see parts.cuh
-              float2* __restrict__ part_stats,            // [batch, q_len, heads, parts]
-              int heads, int q_len, int prefix, float scale, int parts, int tiles_per_part) {
+// Where a request's cache rows lie: together, or in pages. quad(first, i) is the i-th quad from key `first`, a multiple of 16.
+template <int QUADS>
+struct Together {
+    const float4* rows;  // [keys][QUADS]
+    __device__ __forceinline__ Together(const float* kv, int request, int keys)
+        : rows(reinterpret_cast<const float4*>(kv) + (long long)request * keys * QUADS) {}
+    __device__ __forceinline__ const float4& quad(int first, int i) const { return rows[(long long)first * QUADS + i]; }
+};
+
+template <int QUADS, int PAGE>
+struct InPages {
+    const float4* pool;  // [pages of the pool][PAGE][QUADS]: an id times the quads of a page passes 2^31 in a large pool
+    const int* ids;      // of the request's pages, in the order of its keys
+    __device__ __forceinline__ InPages(const float* kv, const int* page_table, int request, int keys)
+        : pool(reinterpret_cast<const float4*>(kv)), ids(page_table + (long long)request * ((keys + PAGE - 1) / PAGE)) {}
+    __device__ __forceinline__ const float4& quad(int first, int i) const {
+        if constexpr (PAGE % 16 == 0) {  // the 16 keys from `first` share a page
+            return pool[((long long)ids[first / PAGE] * PAGE + first % PAGE) * QUADS + i];
+        } else {
+            const int key = first + i / QUADS;
+            return pool[((long long)ids[key / PAGE] * PAGE + key % PAGE) * QUADS + i % QUADS];
+        }
+    }
+};
+
+template <int LATENT, int ROPE, int WARPS, class Rows, class... Cache>
+__device__ __forceinline__ void attend(const float* __restrict__ q, const unsigned char* __restrict__ visible,
+                                       float* __restrict__ part_sum, float2* __restrict__ part_stats, int heads, int q_len,
+                                       int prefix, float scale, int parts, int tiles_per_part, const Cache*... cache) {
     constexpr int WIDTH = LATENT + ROPE, QUADS = WIDTH / 4, KEYS = 16, ROWS = 8, THREADS = WARPS * 32;
     constexpr int PITCH = QUADS + 2;  // of a key in shared memory: 4 keys of 2 neighbouring quads meet no bank twice
     constexpr int STAGED = KEYS * QUADS / THREADS;  // quads of the next tile that a thread carries
@@ -53,7 +74,7 @@ register_tile(const float* __restrict__ q,                // [batch, q_len, head
     const int keys = prefix + q_len;
     const int begin = part * tiles_per_part * KEYS, end = min(begin + tiles_per_part * KEYS, keys);
     const float4* query_rows = reinterpret_cast<const float4*>(q) + ((long long)request * rows + first_row) * QUADS;
-    const float4* keys_of_request = reinterpret_cast<const float4*>(kv) + (long long)request * keys * QUADS;
+    const Rows rows_of_request(cache..., request, keys);
     const float4 zero = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 
     const int rows_here = min(WARPS * ROWS, rows - first_row);
@@ -77,7 +98,7 @@ register_tile(const float* __restrict__ q,                // [batch, q_len, head
 #pragma unroll
         for (int s = 0; s < STAGED; ++s) {
             const int i = threadIdx.x + s * THREADS;
-            staged[s] = first + i / QUADS < end ? keys_of_request[(long long)first * QUADS + i] : zero;
+            staged[s] = first + i / QUADS < end ? rows_of_request.quad(first, i) : zero;
         }
     };
     fetch(begin);
@@ -190,4 +211,28 @@ register_tile(const float* __restrict__ q,                // [batch, q_len, head
     }
     if (key_group == 0 && first_row + warp * ROWS + column_group < rows)
         part_stats[(first_stored + column_group) * parts + part] = make_float2(largest, total);
+}
+
+template <int LATENT, int ROPE, int WARPS>
+__global__ void __launch_bounds__(WARPS * 32, 1)
+register_tile(const float* __restrict__ q,                // [batch, q_len, heads, LATENT + ROPE]
+              const float* __restrict__ kv,               // [batch, prefix + q_len, LATENT + ROPE]
+              const unsigned char* __restrict__ visible,  // [batch, q_len, q_len]
+              float* __restrict__ part_sum,               // [batch, q_len, heads, parts, LATENT], see parts.cuh
+              float2* __restrict__ part_stats,            // [batch, q_len, heads, parts]
+              int heads, int q_len, int prefix, float scale, int parts, int tiles_per_part) {
+    attend<LATENT, ROPE, WARPS, Together<(LATENT + ROPE) / 4>>(q, visible, part_sum, part_stats, heads, q_len, prefix, scale,
+                                                               parts, tiles_per_part, kv);
+}
+
+// The same on a cache in pages of PAGE rows.
+template <int LATENT, int ROPE, int WARPS, int PAGE>
+__global__ void __launch_bounds__(WARPS * 32, 1)
+register_tile_paged(const float* __restrict__ q,
+                    const float* __restrict__ kv,        // [pages of the pool, PAGE, LATENT + ROPE]
+                    const int* __restrict__ page_table,  // [batch, ceil((prefix + q_len) / PAGE)]
+                    const unsigned char* __restrict__ visible, float* __restrict__ part_sum, float2* __restrict__ part_stats,
+                    int heads, int q_len, int prefix, float scale, int parts, int tiles_per_part) {
+    attend<LATENT, ROPE, WARPS, InPages<(LATENT + ROPE) / 4, PAGE>>(q, visible, part_sum, part_stats, heads, q_len, prefix,
+                                                                    scale, parts, tiles_per_part, kv, page_table);
 }

@@ -70,8 +70,8 @@ class FaultLog:
     def __init__(self) -> None:
         self._found: dict[tuple[str, ...], Fault] = {}
 
-    def add(self, fault: Fault, site: int, other_site: int = -1) -> None:
-        """Note a fault of an instruction; `other_site` is that of the other access of a race (the pair is unordered)."""
+    def add(self, fault: Fault) -> None:
+        """Note a fault; the two places of a race are unordered."""
         key = (fault.kind, *sorted(_outwards(place) for place in (fault.place, fault.other) if place))
         known = self._found.get(key)
         self._found[key] = fault if known is None else replace(known, times=known.times + fault.times)

@@ -205,7 +205,7 @@ class Gang:
         instruction, instructions = self.run.program.instructions[site], self.run.program.instructions
         other = instructions[other_site].place if other_site >= 0 else None
         self.run.log.add(Fault(kind, message, instruction.place, int(first), tuple(int(t) for t in np.sort(threads)[:8]),
-                               instruction.text, other, len(lanes)), site, other_site)
+                               instruction.text, other, len(lanes)))
 
 
 class Frame:

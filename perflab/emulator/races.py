@@ -198,7 +198,7 @@ class Detector:
                    f"{'wrote' if earlier.writes else 'read'} {'between blocks' if apart else f'in {space} memory'} "
                    f"({address_words}); {_missing(earlier, later)}")
         fault = Fault(kind, message, second.place, later.block, threads, second.text, first.place, times)
-        self._log.add(fault, later.site, earlier.site)
+        self._log.add(fault)
         return True
 
     # ---------------------------------------------------------------- parts

@@ -6,7 +6,9 @@ A line of the source with the comment `bug n` is where bug n must be reported; `
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import json
 import math
 import re
 from dataclasses import dataclass, replace
@@ -20,6 +22,7 @@ import pytest
 import perflab as pl
 from perflab.emulator.counts import Counts
 from perflab.emulator.faults import KINDS, Fault
+from perflab.sanitizer import planted_table
 
 FOLDER = Path(__file__).parent / "cuda"
 MACHINES = ["numpy", *(["vector"] if importlib.util.find_spec("llvmlite") else [])]
@@ -286,6 +289,46 @@ def summary(machine: str) -> str:
         false += sum(not explained(bug, fault) for fault in everything)
     return (f"{machine}: {both} of {len(BUGS)} planted bugs found, {first} of them in the first order of blocks; "
             f"{false} false reports")
+
+
+# ---------------------------------------------------------------- beside compute-sanitizer, as recorded
+RECORDED = Path(__file__).parents[2] / "data" / "experiments" / "h200_planted.json"
+taken = pytest.mark.skipif(not RECORDED.exists(), reason="no run of tests/gpu/planted.py is recorded yet")
+
+
+@taken
+def test_the_record_is_of_these_kernels() -> None:
+    recorded = json.loads(RECORDED.read_text())
+    now = {source: hashlib.sha256((FOLDER / f"{source}.cu").read_bytes()).hexdigest() for source in ENTRY}
+    assert recorded["sources"] == now, "a kernel changed: run tests/gpu/planted.py again"
+    planted = [(bug.source, bug.number, bug.style, bug.kind, bug.what) for bug in BUGS]
+    clean = [(source, 0, style, "", "without a bug") for source, style in CLEAN]
+    keys = ("source", "number", "style", "kind", "what")
+    assert [tuple(case[key] for key in keys) for case in recorded["cases"]] == planted + clean
+
+
+@taken
+def test_the_emulator_finds_every_bug_where_the_record_says() -> None:
+    cases = json.loads(RECORDED.read_text())["cases"]
+    for bug, case in zip(BUGS, cases, strict=False):
+        faults = [fault for found in reported(bug, MACHINES[0]).values() for fault in found]
+        now = {(fault.kind, *sorted(lines_of(fault))) for fault in faults}
+        assert now == {(one["kind"], *one["lines"]) for one in case["emulator"]}, bug
+        assert set(case["lines"]) >= {line for lines in wanted(bug) for line in lines}, bug
+        assert any(kind == bug.kind and set(lines) & set(case["lines"]) for kind, *lines in now), bug
+
+
+@taken
+def test_the_sums_of_the_table_are_those_of_its_rows() -> None:
+    recorded = json.loads(RECORDED.read_text())
+    table = planted_table(recorded)
+    *rows, (_, of, *sums) = table.rows
+    assert of == f"of {len(BUGS)}" and len(rows) == len(BUGS)
+    assert not [row for row in rows if "not run" in row or "died" in row]
+    for column, (finder, said) in enumerate(zip(table.columns[3:], sums[1:], strict=True), 3):
+        assert int(said) == sum(row[column] == "found" for row in rows), finder
+        assert int(said) <= int(sums[1]) == len(BUGS), finder
+    assert int(sums[0]) == sum(row[2] != "right" for row in rows)
 
 
 if __name__ == "__main__":

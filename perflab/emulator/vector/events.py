@@ -73,8 +73,8 @@ class Events:
         for site, reports in self.unwritten.items():
             for block, *said in reports if site not in self.racing else ():
                 self._add(block, *said)
-        for (_, site, other), (_, fault) in sorted(self.found.items(), key=lambda item: (item[1][0], item[0])):
-            self.log.add(fault, site, other)
+        for _, (_, fault) in sorted(self.found.items(), key=lambda item: (item[1][0], item[0])):
+            self.log.add(fault)
 
     def report(self, state: State, kind: str, site: int, message: str, threads: np.ndarray, other: int = -1) -> None:
         """Into the log; threads: linear indices in the block."""
