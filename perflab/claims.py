@@ -80,11 +80,14 @@ class Claim:
 
     @property
     def how(self) -> str:
-        """How the verdict came to be, and from what."""
+        """How the verdict came to be: from numbers of which kinds, and how near the two had to be."""
         found = self.recomputed
-        numeric = not found.judged and not any(isinstance(said, bool) for said in self.claimed)
-        exact = f"within {100 * self.within:g} %" if self.within else "equal"
-        return ("judged: " if found.judged else "") + join(*found.origins) + (f"; {exact}" if numeric else "")
+        kinds = " + ".join(dict.fromkeys(origin.kind for origin in found.origins))
+        if found.judged:
+            return f"judged: {kinds}"
+        if any(isinstance(said, bool) for said in self.claimed):
+            return kinds
+        return f"{kinds}; " + (f"within {100 * self.within:g} %" if self.within else "equal")
 
 
 @dataclass(frozen=True)
@@ -118,8 +121,10 @@ class Claims(Shown):
 
     def table(self) -> Table:
         """A row a claim: what was said and where, what comes out, the verdict, how it came to be."""
-        rows = [(f"{c.number}", c.said, c.where, c.recomputed.sentence, c.verdict, c.how) for c in self.claims]
-        return Table(self.title, ("#", "said", "where", "recomputed", "verdict", "how"), rows, "", [self.texts])
+        rows = [(f"{c.number}", f"{c.said} ({c.where})", c.recomputed.sentence, c.verdict, c.how) for c in self.claims]
+        origin = join(*(origin for claim in self.claims for origin in claim.recomputed.origins if origin.detail))
+        columns = ("#", "said", "recomputed", "verdict", "how")
+        return Table(self.title, columns, rows, origin, [self.texts] if self.texts else [])
 
 
 class Listed(list[Claim]):

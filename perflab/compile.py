@@ -204,8 +204,12 @@ def _fetched(program: Any, size_of: Any, fill: Any) -> bytes:
 def _key(request: Mapping[str, Any]) -> str:
     """The digest of everything that decides what comes out: request, compiler and CUDA's headers."""
     nvrtc_version()  # raises where there is no compiler
-    versions = [metadata.version(wheel) for wheel in _WHEELS]
-    return hashlib.sha256(json.dumps([request, versions, _STANDARD_OPTIONS], sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([request, _wheel_versions(), _STANDARD_OPTIONS], sort_keys=True).encode()).hexdigest()
+
+
+@functools.cache
+def _wheel_versions() -> list[str]:
+    return [metadata.version(wheel) for wheel in _WHEELS]
 
 
 def _read(path: Path) -> Binary | None:

@@ -44,9 +44,10 @@ if TYPE_CHECKING:
     from perflab.studies import Launch
     from perflab.versions import BoundVersion
 
-IDLE, WAITS = "idle SMs", "waits"
+IDLE, WAITS, LAUNCH = "idle SMs", "waits", "launch overhead"
 SAMPLE = 16  # blocks of each launch that are run where nothing was recorded
 HELD = 0.6  # of the time: a unit above it is said to hold a version
+SMALL = 0.1  # of the time: a launch below it is not named
 REMARK = ("units work at the same time, so their shares do not add; waits: SMs that had a block, but whose busiest unit did "
           "nothing; the busiest unit, idle SMs and waits are about the whole time")
 
@@ -134,7 +135,8 @@ def _verdict(found: Limits) -> str:
         return (f"not timed; of the units {first.name} needs the longest, {first.sense} {tables.seconds(first.seconds)}{more}; "
                 f"how long warps wait is not known{_doubt(units, first)}")
     top, share = known[0], known[0].share or 0.0
-    whole = [one for one in known if one is units[0] or one.what in (IDLE, WAITS)]
+    whole = [one for one in known if one is units[0] or one.what in (IDLE, WAITS)
+             or one.what == LAUNCH and (one.share or 0) > SMALL]
     if share > 1 and not top.is_loss:
         return (f"{top.name} is above its rate, at {tables.percent(share)}: more was counted than the hardware does, or the "
                 "rate or the time is of another case")
@@ -160,8 +162,9 @@ def unit_rows(units: Mapping[str, Unit], amounts: Mapping[str, Amount], origin: 
             continue
         unit = units[name]
         most = amount.most / unit.per_second if amount.most and amount.most > amount.least else None
-        yield Limit(name, amount.least / unit.per_second, f"{amount.words}; {unit.words}", (origin, unit.origin), amount.mostly,
-                    most, is_estimate=amount.is_estimate)
+        origins = ((amount.origin,) if amount.origin else ()) + (origin, unit.origin)
+        yield Limit(name, amount.least / unit.per_second, f"{amount.words}; {unit.words}", origins, amount.mostly, most,
+                    is_estimate=amount.is_estimate)
 
 
 # ---------------------------------------------------------------- losses, as ncu saw them
@@ -185,7 +188,8 @@ def measured_losses(found: HardwareCounts, each: Sequence[tuple[Launch, Occupanc
     words = f"SMs had a block in {tables.percent(1 - idle / elapsed)} of the cycles" + (f" ({apart} by SM)" if apart else "")
     words = "; ".join([words, *(_blocks(one) for _, one in each)])
     yield Limit(IDLE, seconds_of(idle), words, (*origin, each[0][1].origin), is_loss=True)
-    mostly, words = waited_for(parts[longest], each[longest][1].warps_per_sm)
+    its_own = each[min(longest, len(each) - 1)][1]  # a stale record may have other launches than today's version
+    mostly, words = waited_for(parts[longest], its_own.warps_per_sm)
     words = f"in the longest launch {words}" if len(parts) > 1 else words
     yield Limit(WAITS, seconds_of(waiting), words, origin, mostly, is_loss=True)
 
@@ -206,9 +210,10 @@ def _blocks(found: Occupancy) -> str:
 
 def calculated_losses(each: Sequence[tuple[Launch, Occupancy]], weights: Sequence[float], rows: Sequence[Limit],
                       seconds: float | None) -> Iterator[Limit]:
-    """Idle SMs by the grid, and what the busiest unit and they leave of a measured time.
+    """Idle SMs by the grid, and what they, the busiest unit and the launch leave of a measured time.
 
-    weights: the seconds of each launch, measured, else the least that its busiest unit on the SMs takes.
+    rows: of the units, and of the launch. weights: the seconds of each launch, measured, else the least that its busiest unit
+    on the SMs takes.
     """
     fills = [fill(found) or 1.0 for _, found in each]
     spread = [weight * (1 - one if seconds else 1 / one - 1) for weight, one in zip(weights, fills, strict=True)]
@@ -222,10 +227,11 @@ def calculated_losses(each: Sequence[tuple[Launch, Occupancy]], weights: Sequenc
     if not seconds:
         yield Limit(WAITS, None, words, (origin, each[0][1].origin), is_loss=True)
         return
-    least, most = (max((end(row) for row in rows), default=0.0)
+    least, most = (max((end(row) for row in rows if not row.is_loss), default=0.0)
                    for end in (lambda row: row.seconds or 0.0, lambda row: row.most_seconds or row.seconds or 0.0))
-    left, at_most = (max(0.0, seconds - idle - busiest) for busiest in (most, least))
-    yield Limit(WAITS, left, f"what idle SMs and the busiest unit leave; {words}", (origin, each[0][1].origin),
+    lost = idle + sum(row.seconds or 0.0 for row in rows if row.is_loss)
+    left, at_most = (max(0.0, seconds - lost - busiest) for busiest in (most, least))
+    yield Limit(WAITS, left, f"what the busiest unit, idle SMs and the launch leave; {words}", (origin, each[0][1].origin),
                 most_seconds=at_most if at_most > left else None, is_loss=True)
 
 
@@ -236,10 +242,10 @@ def launch_loss(launches: int, found: Sequence[Ceiling], measurement: Measuremen
         taken = one.value + (launches - 1) * (two.value - one.value)
         origin = Origin("measured", f"{one.gpu}, {one.measured_on}")
         words = "an empty kernel" if launches == 1 else f"{launches} empty kernels, one after the other"
-        yield Limit("launch overhead", taken, words, (origin,), is_loss=True)
+        yield Limit(LAUNCH, taken, words, (origin,), is_loss=True)
     elif measurement and launches == 1:
         taken = measurement.timing.empty_launch_seconds
-        yield Limit("launch overhead", taken, "an empty kernel, timed beside it", (measurement.origin,), is_loss=True)
+        yield Limit(LAUNCH, taken, "an empty kernel, timed beside it", (measurement.origin,), is_loss=True)
 
 
 # ---------------------------------------------------------------- all of it
@@ -257,6 +263,7 @@ def limits_of(bound: BoundVersion, shape: Any, gpu: Gpu, sample: int | None = SA
     timed = bound.timing(shape, gpu) if bench.record(bound.name, shape, gpu, "timing") else None
     clock = clock_of(gpu, timed)
     units, seconds = units_of(gpu, clock, found), timed.seconds if timed else None
+    launch = list(launch_loss(len(each), found, timed))
     if bench.record(bound.name, shape, gpu, "counts"):
         measured = recorded_counters(bound, shape, gpu)
         amounts = measured_amounts(measured)
@@ -265,8 +272,9 @@ def limits_of(bound: BoundVersion, shape: Any, gpu: Gpu, sample: int | None = SA
                 *measured_losses(measured, each, seconds, clock[0] if clock else None)]
     else:
         measured = None
-        rows, notes = _from_counts(bound, shape, gpu, sample, each, units, timed)
-    rows += [*_spills(bound, gpu, units, measured), *launch_loss(len(each), found, timed)]
+        rows, notes, weights = _from_counts(bound, shape, gpu, sample, len(each), units, timed)
+        rows += [*calculated_losses(each, weights, [*rows, *launch], seconds)]
+    rows += [*_spills(bound, gpu, units, measured), *launch]
     told = [f"{reason.replace('_', ' ')}: waits for {words}" for reason, words in STALLS.items()
             if any(f"% {reason.replace('_', ' ')}" in row.evidence for row in rows if row.what == WAITS)]
     notes = [REMARK, *(["; ".join(told)] if told else []), *notes,
@@ -288,10 +296,9 @@ def ranked(title: str, rows: Sequence[Limit], seconds: float | None, origins: Se
     return Limits(title, tuple(order), seconds, (*origins, *(one for row in order for one in row.origins)), tuple(notes))
 
 
-def _from_counts(bound: BoundVersion, shape: Any, gpu: Gpu, sample: int | None, each: Sequence[tuple[Launch, Occupancy]],
-                 units: Mapping[str, Unit], timed: Measurement | None) -> tuple[list[Limit], list[str]]:
-    """The rows of a version without recorded counters, and notes."""
-    seconds = timed.seconds if timed else None
+def _from_counts(bound: BoundVersion, shape: Any, gpu: Gpu, sample: int | None, launches: int, units: Mapping[str, Unit],
+                 timed: Measurement | None) -> tuple[list[Limit], list[str], Sequence[float]]:
+    """The units' rows of a version without recorded counters, notes, and a weight of each launch: its seconds."""
     notes = [f"no hardware counters are recorded at this shape on {gpu.name}: amounts are of PTX, counted on the CPU"]
     try:
         counts = bound.count(shape, gpu, sample)
@@ -299,15 +306,15 @@ def _from_counts(bound: BoundVersion, shape: Any, gpu: Gpu, sample: int | None, 
         rows, parts = list[Limit](), []
         notes.append(f"nor could the CPU run it: {reason}")
     else:
-        rows = list(unit_rows(units, amounts := counted_amounts(counts), counts.origin))
+        amounts = counted_amounts(counts, bound.bench.study.work_of(bound.name, shape).bytes)
+        rows = list(unit_rows(units, amounts, counts.origin))
         notes += _rates_unknown(units, amounts, gpu)
         if worst := max(counts.errors.values(), default=0.0):
             notes.append(f"a sample of the blocks: relative standard errors up to {tables.percent(worst)}")
         parts = [unit_rows(units, counted_amounts(part), part.origin) for part in counts.parts or (counts,)]
     alone = [max((row.seconds or 0.0 for row in part if row.what in ON_SM), default=0.0) for part in parts]
     times = [part for _, part in timed.timing.parts] if timed else []
-    weights = times if len(times) == len(each) else alone if alone else [1.0] * len(each)
-    return [*rows, *calculated_losses(each, weights, rows, seconds)], notes
+    return rows, notes, times if len(times) == launches else alone if alone else [1.0] * launches
 
 
 def _rates_unknown(units: Mapping[str, Unit], amounts: Mapping[str, Amount], gpu: Gpu) -> list[str]:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 DESCRIBE_SECONDS = 120  # the first CUDA call of a machine can take long
 LEAST_LIMIT_SECONDS = 120
+LEAST_LEFT_SECONDS = 5.0  # what was begun because its estimate fits may take this long at least
 ALLOCATIONS = 2  # of all of a version's memory: where it lies can matter by a percent
 
 
@@ -183,7 +184,10 @@ def measure(plan: Plan, worker: Worker, on_record: Callable[[Record], object], o
             if budget_seconds is not None and time.monotonic() - begin + seconds > budget_seconds:
                 early = f"the next {seconds:.0f} s do not fit into the {budget_seconds:g} s allowed"
                 break
-            results, problem = _take(plan, group, worker, item_limit_seconds)
+            limit = item_limit_seconds or max(LEAST_LIMIT_SECONDS, 20 * seconds)
+            if budget_seconds is not None:  # what hangs must not outlive it
+                limit = min(limit, max(LEAST_LEFT_SECONDS, budget_seconds - (time.monotonic() - begin)))
+            results, problem = _take(plan, group, worker, limit)
             waiting.pop(0)
             if problem and len(group) > 1:  # nothing is handed over twice: the group is measured again, one by one
                 waiting[:0] = [[item] for item in group]
@@ -236,13 +240,12 @@ def runs_on(architecture: str, capability: str) -> bool:
 
 
 def _take(plan: Plan, group: Sequence[PlanItem], worker: Worker,
-          limit_seconds: float | None) -> tuple[list[Any], Exception | None]:
+          limit_seconds: float) -> tuple[list[Any], Exception | None]:
     """Measure the items of one shape in the worker: their results, also those from before a failure, and the failure."""
     results: list[Any] = []
     used = {launch["binary"] for item in group for launch in item.launches}
-    limit = limit_seconds or max(LEAST_LIMIT_SECONDS, 20 * sum(item.estimate_seconds for item in group))
     try:
-        worker.call("measure", limit, results.append, folder=str(plan.folder), items=[asdict(item) for item in group],
+        worker.call("measure", limit_seconds, results.append, folder=str(plan.folder), items=[asdict(item) for item in group],
                     tools=plan.tools.to_dict(), binaries={key: plan.binaries[key].to_dict() for key in used})
     except (WorkerError, PerflabError) as error:
         return results, error

@@ -21,6 +21,7 @@ import tempfile
 import threading
 import time
 import zipfile
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from io import BytesIO
@@ -29,7 +30,7 @@ from typing import Any
 
 from perflab.errors import PerflabError
 from perflab.launching import Target, launch_items
-from perflab.measuring import LEAST_LIMIT_SECONDS, Outcome, describe, measure, refuse_other_architecture
+from perflab.measuring import Outcome, describe, measure, refuse_other_architecture
 from perflab.ncu import CACHE_CONTROLS, count_plan
 from perflab.planning import Plan
 from perflab.records import Record, RecordFile, RecordStore
@@ -172,7 +173,7 @@ def _run(plan: Plan, folder: str, output: RecordFile, chosen: argparse.Namespace
 
 def _rest(chosen: argparse.Namespace, begin: float) -> float | None:
     """What is left of a part's limit: to find out what GPU is there takes seconds, too."""
-    return None if chosen.limit_seconds is None else chosen.limit_seconds - (time.monotonic() - begin)
+    return None if chosen.limit_seconds is None else round(chosen.limit_seconds - (time.monotonic() - begin), 1)
 
 
 def _device(plan: Plan, folder: str) -> dict[str, Any]:
@@ -220,6 +221,7 @@ def _launch(plan: Plan, chosen: argparse.Namespace) -> int:
 SHARES = {"run": 0.55, "counters": 0.6, "sanitize": 1.0}
 """Of the time that is left when a part's turn comes, the share that it may take: checks and times are worth most."""
 AGAIN_SECONDS = 10.0  # no part does anything in less
+HANGS_SECONDS, HANGS_SHARE = 15.0, 0.15  # within `all`: the least time, and share of a part's, that an item is given to end
 
 
 def _all(plan: Plan, folder: str, output: RecordFile, chosen: argparse.Namespace) -> list[Outcome]:
@@ -233,7 +235,9 @@ def _all(plan: Plan, folder: str, output: RecordFile, chosen: argparse.Namespace
     def part(name: str, share: float) -> list[Outcome]:
         left = _rest(chosen, begin)
         _print_now(f"---- {name}" + ("" if left is None else f", {left * share:.0f} s"))
-        limits = {} if left is None else {"limit_seconds": left * share, "item_limit_seconds": _item_limit(chosen, left)}
+        limits = {} if left is None else {"limit_seconds": left * share}
+        if left is not None and name == "run":
+            limits["item_limit_seconds"] = _item_limit(plan, chosen, left * share)
         try:
             return _PARTS[name](plan, folder, output, _with(chosen, **limits))
         except PerflabError as error:
@@ -248,11 +252,14 @@ def _all(plan: Plan, folder: str, output: RecordFile, chosen: argparse.Namespace
     return [outcome for several in outcomes.values() for outcome in several]
 
 
-def _item_limit(chosen: argparse.Namespace, left: float) -> float | None:
-    """When to end an item: as asked; one that hangs must not outlive what is left, where that is less than its own limit."""
-    if chosen.item_limit_seconds is None and left >= LEAST_LIMIT_SECONDS:
-        return None
-    return min(left, chosen.item_limit_seconds or left)
+def _item_limit(plan: Plan, chosen: argparse.Namespace, part_seconds: float) -> float:
+    """When to end an item or a shape: as asked, else so early that one that hangs, first among others and then alone, leaves
+    the others most of the part's time, and yet at 20 times the estimate of the longest shape."""
+    shapes = defaultdict[str, float](float)
+    for item in plan.items:
+        shapes[json.dumps(item.shape, sort_keys=True)] += item.estimate_seconds
+    least = max(HANGS_SECONDS, HANGS_SHARE * part_seconds, 20 * max(shapes.values(), default=0))
+    return min(part_seconds, chosen.item_limit_seconds or least)
 
 
 def _with(chosen: argparse.Namespace, **changed: Any) -> argparse.Namespace:

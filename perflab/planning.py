@@ -111,11 +111,14 @@ class Plan(tables.Shown):
         rows = [(label, ", ".join(item.version for item in here), "; ".join(dict.fromkeys(item.why for item in here)),
                  tables.seconds(sum(item.estimate_seconds for item in here)),
                  ", ".join(dict.fromkeys(item.estimate_from for item in here))) for label, here in by_label.items()]
-        why: dict[tuple[str, str], list[str]] = {}  # one note a version and reason, whatever the number of shapes
+        why: dict[tuple[str, str], list[str]] = {}  # one note for all versions and shapes alike
         for (version, _, reason), label in zip(self.skipped, labels[len(self.items) :], strict=True):
             why.setdefault((version, reason), []).append(label)
-        skipped = [f"skipped {version} at {where[0]}{f' and {len(where) - 1} more' if where[1:] else ''}: {reason}"
-                   for (version, reason), where in why.items()]
+        alike: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+        for (version, reason), where in why.items():
+            alike.setdefault((reason, tuple(where)), []).append(version)
+        skipped = [f"skipped {', '.join(them)} at {where[0]}{f' and {len(where) - 1} more' if where[1:] else ''}: {reason}"
+                   for (reason, where), them in alike.items()]
         timed = any(item.timed for item in self.items) or not self.items
         total = f"{len(self.items)} to {'measure' if timed else 'check'}, about {tables.seconds(self.estimate_seconds)} in all"
         return tables.Table(f"Plan: {self.study} on {self.gpu} ({self.architecture}): {total}",

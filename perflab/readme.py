@@ -33,7 +33,7 @@ def sentence(text: str) -> str:
     best = min(steps, key=lambda step: _seconds(step[1]))
     levels = [f"{name.removesuffix(' (rival)')} {time}" for name, time in rows if (name, time) not in steps]
     (first, slow), times = steps[0], _seconds(steps[0][1]) / _seconds(best[1])
-    return (f"{where[1]} on {where[2]}: `{first}` {slow}, `{best[0]}` {best[1]}, {times:.0f} times as fast"
+    return (f"{where[1]} on {where[2]}: `{first}` {slow}, `{best[0]}` {best[1]}, {times:,.0f} times as fast"
             + (f"; beside them {', '.join(levels)}." if levels else "."))
 
 

@@ -16,7 +16,7 @@ from perflab.ceilings import Ceiling, of_ceiling
 from perflab.counters import HardwareCounts
 from perflab.gpus import Gpu
 from perflab.hardware import launched
-from perflab.measurement import Measurement
+from perflab.measurement import CALCULATED, Measurement
 from perflab.origins import Origin
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ISSUE, FP32, SHARED, L1, L2, DRAM = "issue slots", "FP32 arithmetic", "shared memory", "L1 data path", "L2", "DRAM"
 ON_SM = (ISSUE, FP32, SHARED, L1)
-WARP, SECTORS_A_WAVEFRONT = 32, 4
+WARP, SECTOR_BYTES, SECTORS_A_WAVEFRONT = 32, 32, 4
 
 
 # ---------------------------------------------------------------- rates
@@ -78,7 +78,7 @@ def clock_of(gpu: Gpu, timed: Measurement | None) -> tuple[float, Origin] | None
 class Amount:
     """How much a unit has to do: `least`, and `most` where only a range is known; in words, and what most of it is.
 
-    is_estimate: it may be less than `least`, too.
+    is_estimate: it may be less than `least`, too. origin: where `least` is not from what was counted.
     """
 
     least: float
@@ -86,6 +86,7 @@ class Amount:
     most: float | None = None
     mostly: str = ""
     is_estimate: bool = False
+    origin: Origin | None = None
 
 
 def measured_amounts(found: HardwareCounts) -> dict[str, Amount]:
@@ -110,23 +111,24 @@ def measured_amounts(found: HardwareCounts) -> dict[str, Amount]:
         busy = sum(math.prod(value for value in part if value is not None) / 100 for part in parts)
         of_it = (waves or 0.0) / busy if busy else 0.0
         words = f"busy in {large(busy)} cycles of an SM (ncu), {tables.percent(of_it)} of them shared memory's wavefronts"
-        amounts[L1] = Amount(busy, words, mostly=SHARED if of_it > 0.5 else "global and local memory")
+        others = "global and local memory" if found.get("local_load_sectors") else "global memory"
+        amounts[L1] = Amount(busy, words, mostly=SHARED if of_it > 0.5 else others)
     for name, field, words in ((L2, "l2_from_sm_bytes", "asked by the SMs"), (DRAM, "dram_bytes", "moved")):
         if (moved := found.get(field)) is not None:
             amounts[name] = Amount(moved, f"{tables.bytes_(moved)} {words}")
     return amounts
 
 
-def counted_amounts(found: Counts) -> dict[str, Amount]:
-    """What the emulator counted of PTX, by unit.
+def counted_amounts(found: Counts, once_bytes: int = 0) -> dict[str, Amount]:
+    """What the emulator counted of PTX, by unit. once_bytes: that must move between DRAM and the chip, by the study's formula.
 
-    Issue slots: at least the FP32 instructions, up to PTX's (ptxas mostly makes fewer). L1: four sectors to one a wavefront.
-    L2 and DRAM: at least what the first launch reads, up to every sector (no cache serves anything).
+    Issue slots: at least the FP32 instructions, up to PTX's (ptxas mostly makes fewer). L1: a wavefront holds one to four
+    sectors of one request. L2 and DRAM: at least `once_bytes`, up to every sector (no cache serves anything).
     """
     lanes = sum(n / 2 if kind == "fma" else n for (kind, dtype), n in found.flops_by.items() if dtype == "f32")
-    sectors, waves = found.sector_bytes / 32, found.shared_wavefronts
-    cold = (found.parts or (found,))[0].unique_load_bytes
-    between = f"{tables.bytes_(cold)} read for the first time, {tables.bytes_(found.sector_bytes)} in all sectors"
+    sectors, waves = found.sector_bytes / SECTOR_BYTES, found.shared_wavefronts
+    requests = found.global_load_requests + found.global_store_requests + found.global_atomic_requests
+    between = f"{tables.bytes_(once_bytes)} that must move once, {tables.bytes_(found.sector_bytes)} in all sectors"
     by = f", bank conflicts {tables.percent(found.shared_conflicts / waves)} of them" if waves else ""
     return {
         ISSUE: Amount(lanes / WARP, f"of FP32, to all {large(found.warp_instructions)} warp instructions of PTX: ptxas mostly "
@@ -134,9 +136,10 @@ def counted_amounts(found: Counts) -> dict[str, Amount]:
         FP32: Amount(lanes, f"{large(lanes)} adds, multiplies and FMAs of one lane"),
         SHARED: Amount(waves, f"{large(waves)} wavefronts of PTX{by}; fewer where ptxas joins neighbouring accesses",
                        mostly="bank conflicts" if found.shared_conflicts > waves / 2 else "", is_estimate=True),
-        L1: Amount(waves + sectors / SECTORS_A_WAVEFRONT, f"{large(waves)} wavefronts of shared memory, {large(sectors)} "
-                   "sectors", waves + sectors, is_estimate=waves > 0),
-        L2: Amount(cold, between, found.sector_bytes), DRAM: Amount(cold, between, found.sector_bytes),
+        L1: Amount(waves + max(sectors / SECTORS_A_WAVEFRONT, requests), f"{large(waves)} wavefronts of shared memory, "
+                   f"{large(sectors)} sectors of global in {large(requests)} requests", waves + sectors, is_estimate=waves > 0),
+        L2: Amount(once_bytes, between, found.sector_bytes, origin=CALCULATED),
+        DRAM: Amount(once_bytes, between, found.sector_bytes, origin=CALCULATED),
     }
 
 

@@ -306,7 +306,7 @@ class Workbench:
 
     # ------------------------------------------------------------ pictures
     def _shapes(self, over: str, fixed: Mapping[str, Any]) -> list[Any]:
-        """The declared shapes that differ in `over` alone, smallest first; of other sizes, what is not named keeps its default."""
+        """The declared shapes that differ in `over` alone, smallest first; other sizes not named keep their defaults."""
         one = asdict(self.study.make_shape(**{over: getattr(self.study.shapes[0], over, None)}, **fixed))
         chosen = [shape for shape in self.study.shapes if {**asdict(shape), over: None} == {**one, over: None}]
         if not chosen:

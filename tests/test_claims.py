@@ -1,4 +1,4 @@
-"""Claims recomputed: how a verdict comes to be, and the claims of the write-ups, whose verdicts follow from what is computed."""
+"""Claims recomputed: how a verdict comes to be, and the claims of the write-ups, whose verdicts follow from what comes out."""
 
 from __future__ import annotations
 

@@ -40,6 +40,7 @@ BAD = {
     "unknown size": (["count", "saxpy", "--shape", "m=4"], ['unknown size of saxpy "m"']),
     "shape without emulate": (["check", "saxpy", "--shape", "quads"], ["--shape goes with --emulate"]),
     "no version can": (["check", "saxpy", "--emulate", "--version", "float4", "--shape", "n=5"], ["nothing was checked"]),
+    "no further shapes": (["pack", "saxpy", "-o", "x.pyz", "--checks"], ["saxpy declares no further shapes", "checks="]),
     "not an ssh address": (["measure", "saxpy", "--on", "box"], ["ssh://"]),
 }
 

@@ -10,7 +10,7 @@ import yaml
 
 ROOT = Path(__file__).parent.parent
 # One NVRTC for everybody, so NVIDIA's parts and CuPy come from PyPI in a conda environment too.
-FROM_PYPI = re.compile(r"cuda-|nvidia-|cupy")
+FROM_PYPI = re.compile(r"cuda-|nvidia-|cupy|ncu-")
 CONDA_ONLY = {"python", "pip"}
 LEFT_OUT = {"playwright"}  # extra `browser`: for the developers of perflab
 

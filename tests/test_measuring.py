@@ -98,6 +98,27 @@ def test_a_check_that_passed_but_was_never_timed_is_missing(folder: Path, tmp_pa
     assert len(planned(folder, "plain", store=store, only_stale=True)[1].items) == 2
 
 
+def only_checked(folder: Path, *versions: str, **more: object) -> Plan:
+    """A plan of a further shape, and of one of the declared ones, at which nothing is timed."""
+    shape = load_study(folder).shape
+    return planned(folder, *versions, shapes=(shape(1500), shape(1000)), timed=False, **more)[1]
+
+
+def test_a_plan_of_checks_has_the_asked_shapes_and_costs_little(folder: Path, tmp_path: Path) -> None:
+    plan = only_checked(folder, "plain", "tile")
+    assert [(i.version, i.shape["n"]) for i in plan.items] == [(v, n) for n in (1500, 1000) for v in ("plain", "tile")]
+    assert not any(item.timed for item in plan.items) and "4 to check, about" in str(plan)
+    assert plan.estimate_seconds < 0.2 * planned(folder, "plain", "tile")[1].estimate_seconds
+    assert Plan.from_dict(json.loads(json.dumps(plan.to_dict())), folder).items == plan.items
+    store = RecordStore(tmp_path)
+    passed = [record_of(plan.items[0], "check", {"passed": True}), record_of(plan.items[1], "check", {"passed": False})]
+    store.add([*passed, record_of(plan.items[2], "check", {"passed": True}, code="older")])
+    left = only_checked(folder, "plain", "tile", store=store, only_stale=True).items
+    assert [(i.version, i.shape["n"], i.why) for i in left] == [
+        ("plain", 1000, "the kernel's code changed"), ("tile", 1000, "never measured")]
+    assert plan.without(passed, "NVIDIA H200").items == plan.items[2:]
+
+
 def test_an_estimate_from_a_record_says_so(folder: Path, tmp_path: Path) -> None:
     store = RecordStore(tmp_path)
     store.add([record_of(planned(folder, "plain")[1].items[0])])  # a kernel of 0.5 s
@@ -128,6 +149,15 @@ def test_an_item_is_checked_then_timed(folder: Path) -> None:
     first_launch = next(k for k, entry in enumerate(device.log) if entry[0] == "launch")
     assert ("record",) not in device.log[:first_launch]  # no clock before the check
     assert device.cubins[0] == plan.binaries[plan.items[0].launches[0]["binary"]].cubin
+
+
+def test_an_item_that_is_only_checked_launches_once_on_one_set_of_memory(folder: Path) -> None:
+    plan = only_checked(folder, "plain", "half")
+    device = FakeGpu({"saxpy_plain": Kernel("fake_gpu:saxpy"), "saxpy_half": Kernel("fake_gpu:half_saxpy")})
+    found = list(Bench(device, load_study(folder)).run_group(plan.items[:2], plan.binaries, plan.tools))
+    assert [(one["item"], one["kind"], one["payload"]["passed"]) for one in found] == [(0, "check", True), (1, "check", False)]
+    assert [entry for entry in device.log if entry[0] in ("launch", "fill", "record")] == [
+        ("fill", 28), ("launch", "saxpy_plain"), ("fill", 28), ("launch", "saxpy_half")]  # fill: scratch, poisoned
 
 
 def test_a_wrong_kernel_is_never_timed(folder: Path) -> None:

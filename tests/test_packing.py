@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 import zipfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import fake_tools
 import pytest
 from saxpy_workspace import ENVIRONMENT, KERNELS, environment, fake_ssh, make_study, planned
 
+from perflab import packing
 from perflab.errors import PerflabError
+from perflab.measuring import Outcome
 from perflab.packing import measure_by_tool, measure_over_ssh, pack
 from perflab.planning import Plan
 from perflab.records import Record, RecordFile, RecordStore
+from perflab.sanitizer import TOOLS
+from perflab.studies import load_study
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +104,18 @@ def test_a_second_run_measures_nothing_and_a_cut_one_goes_on(packed: Path, tmp_p
         ("half", 1000, "check"), ("half", 4000, "check"), ("plain", 1000, "check"), ("plain", 1000, "timing"),
         ("plain", 4000, "check"), ("plain", 4000, "timing"),
     ]
+
+
+def test_a_file_of_checks_times_nothing_and_goes_on(folder: Path, tmp_path: Path) -> None:
+    study, plan = planned(folder, "plain", "half", shapes=(load_study(folder).shape(77),), timed=False)
+    file, output = pack(plan, folder, tmp_path / "checks.pyz"), tmp_path / "r.jsonl"
+    assert "2 to check, about" in started(file, "plan").stdout
+    done = started(file, "run", "-o", str(output))
+    assert done.returncode == 0, done.stdout + done.stderr
+    records = RecordFile(output).read()
+    assert [(r.version, r.kind, r.check["passed"]) for r in records] == [("plain", "check", True), ("half", "check", False)]
+    again = started(file, "run", "-o", str(output))
+    assert "2 of 2 items are in" in again.stdout and len(RecordFile(output).read()) == 2
 
 
 def test_records_of_other_code_do_not_count_as_done(packed: Path, tmp_path: Path) -> None:
@@ -197,6 +217,91 @@ def test_all_in_one_go_and_without_ncu_the_rest(packed: Path, tools: str, tmp_pa
     again = started(packed, "all", "-o", str(output), "--limit-seconds", "400", PATH=tools)
     assert again.returncode == 0, again.stdout + again.stderr
     assert [r.kind for r in RecordFile(output).read()] == [*kinds, *["counts"] * 4]
+
+
+class Parts:
+    """Parts of `all` that take as long as they are told, on a clock of their own, and note what they were given."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **work_seconds: float) -> None:
+        self.now, self.work, self.calls = 1000.0, dict(work_seconds), list[tuple[str, float | None, float | None]]()
+        monkeypatch.setattr(packing, "time", SimpleNamespace(monotonic=lambda: self.now, strftime=time.strftime))
+        for name in self.work:
+            monkeypatch.setitem(packing._PARTS, name, partial(self.take, name))
+
+    def take(self, name: str, plan: object, folder: object, output: object, chosen: argparse.Namespace) -> list[Outcome]:
+        self.calls.append((name, chosen.limit_seconds, chosen.item_limit_seconds))
+        wanted = self.work[name]
+        if wanted < 0:
+            raise PerflabError("it does not work here")
+        used = wanted if chosen.limit_seconds is None else max(0.0, min(wanted, chosen.limit_seconds))
+        self.now, self.work[name] = self.now + used, wanted - used
+        return [Outcome(1, 1, (), 1 if self.work[name] > 0 else 0, "time")]
+
+    def all(self, limit: float | None, item_limit: float | None = None) -> tuple[list[str], float, list[Outcome]]:
+        """Which parts ran, in order; how long all took; what came out."""
+        chosen = argparse.Namespace(limit_seconds=limit, item_limit_seconds=item_limit)
+        items = [SimpleNamespace(shape={"n": n}, estimate_seconds=1.0) for n in (1, 1, 2)]
+        outcomes = packing._all(SimpleNamespace(items=items), "", None, chosen)  # type: ignore[arg-type]
+        return [name for name, *_ in self.calls], self.now - 1000.0, outcomes
+
+
+def test_all_reserves_time_for_counters_and_sanitizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = Parts(monkeypatch, run=2000, counters=2000, sanitize=2000)
+    names, seconds, outcomes = parts.all(540)
+    assert names == ["run", "counters", "sanitize"] and seconds == pytest.approx(540)
+    assert [round(limit) for _, limit, _ in parts.calls if limit] == [297, 146, 97]
+    assert all(outcome.left for outcome in outcomes)
+
+
+def test_time_that_a_part_leaves_goes_to_the_next_and_then_to_those_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = Parts(monkeypatch, run=350, counters=200, sanitize=20)
+    names, seconds, outcomes = parts.all(600)
+    assert names == ["run", "counters", "sanitize", "run", "counters"]  # what matters most comes first again, too
+    assert seconds == pytest.approx(570) and not any(outcome.left for outcome in outcomes)
+    parts = Parts(monkeypatch, run=10, counters=300, sanitize=100)
+    names, seconds, _ = parts.all(400)
+    assert names == ["run", "counters", "sanitize", "counters"] and seconds == pytest.approx(400)
+
+
+def test_all_ends_in_time_and_without_a_limit_does_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit in (0.5, 15, 60, 540):
+        _, seconds, _ = Parts(monkeypatch, run=1e4, counters=1e4, sanitize=1).all(limit)
+        assert seconds <= limit + 1e-6
+    names, seconds, _ = Parts(monkeypatch, run=700, counters=300, sanitize=100).all(None)
+    assert names == ["run", "counters", "sanitize"] and seconds == 1100
+    names, _, outcomes = Parts(monkeypatch, run=30, counters=-1, sanitize=10).all(100)
+    assert names == ["run", "counters", "sanitize"] and [outcome.failed for outcome in outcomes] == [
+        (), ("counters: it does not work here",), ()]
+
+
+def test_an_item_that_hangs_leaves_time_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def limits(limit: float, **more: float) -> list[float | None]:
+        parts = Parts(monkeypatch, run=1e4, counters=1e4, sanitize=1e4)
+        parts.all(limit, **more)
+        return [item_limit for *_, item_limit in parts.calls]
+
+    assert limits(540) == [pytest.approx(0.15 * 297), None, None]  # ncu ends its own in time
+    assert limits(200) == [40, None, None]  # 20 times the estimate of a shape with two versions
+    assert limits(30) == [pytest.approx(0.55 * 30), None, None]  # never more than the part has
+    assert limits(540, item_limit=30) == [30, 30, 30]
+
+
+def test_a_hang_does_not_outlive_the_limit_of_a_run(folder: Path, tmp_path: Path) -> None:
+    hanging = pack(planned(folder, "hang")[1], folder, tmp_path / "hang.pyz")
+    done = started(hanging, "run", "-o", str(tmp_path / "r.jsonl"), "--limit-seconds", "6")
+    (seconds,) = re.findall(r"ran past its limit of ([\d.]+) s", done.stdout)
+    assert done.returncode == 1 and float(seconds) <= 6 and "1 items left" in done.stdout
+
+
+def test_a_version_that_not_every_tool_has_seen_is_taken_again(packed: Path, tools: str, tmp_path: Path) -> None:
+    output = tmp_path / "r.jsonl"
+    assert started(packed, "sanitize", "-o", str(output), PATH=tools).returncode == 0
+    first, second = (json.loads(line) for line in output.read_text().splitlines())
+    del first["faults"]["tools"]["initcheck"]  # time was up
+    output.write_text(f"{json.dumps(first)}\n{json.dumps(second)}\n")
+    again = started(packed, "sanitize", "-o", str(output), PATH=tools)
+    assert "1 of 2 are in" in again.stdout and again.returncode == 0
+    assert [set(r.payload["tools"]) == set(TOOLS) for r in RecordFile(output).read()] == [False, True, True]
 
 
 def test_a_tool_here_keeps_its_records_in_the_store(

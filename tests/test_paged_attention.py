@@ -12,14 +12,19 @@ import numpy as np
 import pytest
 
 from perflab.check import check_outputs
+from perflab.comparison import compare
 from perflab.emulator.emulation import Settings, emulate_launches
 from perflab.gpus import gpu
+from perflab.rivals import load_beside
 from perflab.studies import INPUT_SEED, NotApplicable, inputs_hash, load_study
+from perflab.timing import Series
 
 ROOT = Path(__file__).parent.parent
 STUDY = load_study(ROOT / "kernels" / "verify_attention")
 MODULE = sys.modules[STUDY.shape.__module__.rpartition(".")[0]]
+REGISTER = sys.modules[f"{MODULE.__name__}.register_tile"]
 PROBLEM = sys.modules[STUDY.shape.__module__]
+PRODUCTION = load_beside(ROOT / "kernels" / "verify_attention" / "production.py")
 Shape = STUDY.shape
 H200 = gpu("H200")
 FAST = "vector" if importlib.util.find_spec("llvmlite") else "numpy"
@@ -55,6 +60,7 @@ def test_a_pool_holds_the_rows_of_page_0_and_nan_elsewhere(page, batch):
         for key in range(32):  # row by row, the other way round from how the pool is filled
             assert np.array_equal(pool[table[b, key // page], key % page], plain["kv"][b, key])
     assert np.isfinite(pool[..., 0]).sum() == batch * 32 and np.isnan(pool).sum() == pool.size - batch * 32 * 576
+    assert np.array_equal(found["page_order"], [range(pages)])
     assert np.array_equal(found["rows"], plain["kv"]) and np.array_equal(found["q"], plain["q"])
 
 
@@ -72,7 +78,7 @@ def test_the_reference_does_not_care_where_rows_lie():
 
 
 def test_identity_tells_pages_apart_without_making_gigabytes():
-    shapes = [Shape(), *(Shape(page=page) for page in MODULE.PAGES), Shape(prefix=65536, page=1), Shape(heads=8, page=1)]
+    shapes = [Shape(), *(Shape(page=page) for page in REGISTER.PAGES), Shape(prefix=65536, page=1), Shape(heads=8, page=1)]
     assert len({inputs_hash(STUDY, shape) for shape in shapes}) == len(shapes)
 
 
@@ -93,29 +99,29 @@ def test_who_reads_what():
 
 
 # ---------------------------------------------------------------- the versions
-@pytest.mark.parametrize("page", MODULE.PAGES)
+@pytest.mark.parametrize("page", REGISTER.PAGES)
 @pytest.mark.parametrize("version", PAGED, ids=lambda version: version.name)
 def test_right_and_quiet_in_pages(version, page):
     """Two requests with trees of their own, a prefix that fills no page; rows beyond 64 take a second block."""
-    shape = Shape(batch=2, heads=8, q_len=9, prefix=101, page=page)
-    assert right(version, shape)
+    batch = 1 if version.name == "register_tile_in_order" else 2
+    assert right(version, Shape(batch=batch, heads=8, q_len=9, prefix=101, page=page))
 
 
 def test_a_page_of_any_size():
-    for version in PAGED[1:]:
+    for version in PAGED[2:]:
         assert right(version, Shape(heads=3, q_len=5, prefix=30, page=7), "numpy")
 
 
 @pytest.mark.parametrize("page", [1, 16])
 def test_pages_change_no_bit(page):
-    sizes = {"batch": 2, "heads": 8, "q_len": 9, "prefix": 101}
+    sizes = {"heads": 8, "q_len": 9, "prefix": 101}
     _, want = ran(STUDY.version("register_tile"), Shape(**sizes))
     for version in PAGED:
         _, got = ran(version, Shape(**sizes, page=page))
         assert all(np.array_equal(got[name], want[name]) for name in ("out", "lse"))
 
 
-@pytest.mark.parametrize("version", PAGED[1:], ids=lambda version: version.name)
+@pytest.mark.parametrize("version", PAGED[2:], ids=lambda version: version.name)
 def test_offsets_are_64_bits(version):
     """Rows 2^31 bytes and 2^31 floats into a pool, and the largest id: the emulator says which address was asked for."""
     shape = Shape(heads=1, q_len=1, prefix=0, page=1)
@@ -134,3 +140,33 @@ def test_a_wrong_page_is_seen():
     shifted = {**inputs, "page_table": np.roll(inputs["page_table"], 1)}
     _, got = ran(STUDY.version("register_tile_paged"), shape, shifted)
     assert not check_outputs(STUDY, "register_tile_paged", shape, got, STUDY.reference(shape, inputs)).passed
+
+
+def test_rows_together_ask_for_the_stated_bytes():
+    version, shape = STUDY.version("register_tile_together"), Shape(batch=2, heads=3, q_len=5, prefix=40, page=16)
+    launches, buffers = version.launches(shape, H200), STUDY.buffers_of(version, shape, H200)
+    counts, _ = emulate_launches("", launches, STUDY.make_inputs(shape), buffers, Settings(H200, machine=FAST, checking=False))
+    assert counts.asked_bytes == version.asked_bytes(shape, H200)
+
+
+# ---------------------------------------------------------------- what records say
+def series(microseconds: float, spread: float = 1e-3) -> Series:
+    """60 samples around a median, in no order."""
+    return Series(tuple(1e-6 * microseconds * (1 + spread * ((k * 37) % 61 - 30) / 30) for k in range(60)), "")
+
+
+def test_a_copy_pays_once_it_has_saved_its_time():
+    steps = PRODUCTION.steps_to_pay
+    assert (steps(20e-6, 6e-6), steps(20e-6, 30e-6), steps(20e-6, 0.0), steps(20e-6, -1e-6)) == (4, 1, None, None)
+    for copy, saved in ((20e-6, 6e-6), (7e-6, 3.1e-6)):
+        n = steps(copy, saved)
+        assert copy < n * saved and copy >= (n - 1) * saved
+
+
+SAID = {630: "1 (1 to 1)", 612: "2 (2 to 3)", 603: "cannot be told; not before 3", 570: "never"}
+
+
+@pytest.mark.parametrize("paged", SAID)
+def test_pays_after_in_words(paged):
+    cost = compare(series(600), series(paged), paired=True)
+    assert PRODUCTION.pays_after(20e-6, 600e-6, cost) == SAID[paged]

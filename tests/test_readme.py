@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import perflab as pl
 from perflab import figures, readme
+from perflab.cli import app
 from perflab.errors import PerflabError
 from perflab.figures import Picture
 
@@ -29,7 +31,7 @@ def drawn(text: str = TEXT) -> Picture:
 
 @pytest.fixture
 def folder(tmp_path):
-    (tmp_path / "README.md").write_text(f"# Sums\n\n{readme.BEGIN}\nold\n{readme.END}\n\nMore.\n")
+    (tmp_path / "README.md").write_text(f"# Sums\n\n{readme.BEGIN}\nstale words\n{readme.END}\n\nMore.\n")
     return tmp_path
 
 
@@ -55,7 +57,7 @@ def test_the_ladder_has_no_points_of_tunables(today):
 
 def test_the_sentence_names_the_first_and_the_fastest_in_any_unit():
     assert readme.sentence(TEXT) == (
-        "Sums on H200, size 8: `first` 1,204 ms, `best` 301 us, 4000 times as fast; beside them Other thing 55.6 us, "
+        "Sums on H200, size 8: `first` 1,204 ms, `best` 301 us, 4,000 times as fast; beside them Other thing 55.6 us, "
         "float32 floor of datasheet 9.00 us."
     )
 
@@ -77,7 +79,7 @@ def test_written_twice_it_is_the_same_and_only_between_the_marks(folder):
     readme.write(drawn(), folder)
     assert once == {path: (folder / path).read_bytes() for path in once}
     text = once[readme.README].decode()
-    assert text.startswith("# Sums\n\n") and text.endswith("\n\nMore.\n") and "old" not in text
+    assert text.startswith("# Sums\n\n") and text.endswith("\n\nMore.\n") and "stale words" not in text
     assert readme.sentence(TEXT) in text and "(docs/ladder.png)" in text
 
 
@@ -97,3 +99,18 @@ def test_a_readme_without_marks_says_which(tmp_path):
     with pytest.raises(PerflabError, match="put the lines <!-- perflab readme -->"):
         readme.write(drawn(), tmp_path)
     assert (tmp_path / "README.md").read_text() == "# Sums\n"
+
+
+def test_the_command_writes_both_and_says_so(folder, monkeypatch):
+    (folder / "kernels" / "sums").mkdir(parents=True)
+    (folder / "kernels" / "sums" / "study.py").touch()
+    monkeypatch.setattr("perflab.workbench.study", lambda name: name)
+    monkeypatch.setattr(readme, "ladder", lambda bench, gpu: drawn(TEXT.replace("H200", f"{gpu} of {bench}")))
+    pl.workspace(folder)
+    try:
+        found = CliRunner().invoke(app, ["readme", "sums", "--gpu", "L4"])
+    finally:
+        pl.workspace(ROOT)
+    assert found.exit_code == 0, found.output
+    assert "docs/ladder.png" in found.output and "README.md" in found.output
+    assert "Sums on L4 of sums" in (folder / "README.md").read_text()

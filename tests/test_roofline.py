@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 from perflab.errors import PerflabError
 from perflab.gpus import from_device, gpu, gpu_names
 from perflab.origins import Origin
-from perflab.roofline import BYTES, FLOPS, Point, Roof, Roofline, counted_points, datasheet_roofs
+from perflab.roofline import (
+    BYTES,
+    FLOPS,
+    Point,
+    Roof,
+    Roofline,
+    counted_points,
+    datasheet_roofs,
+    level_points,
+    level_roofs,
+)
 
 HERE = Origin("measured", "H200, 2026-01-05")
 COMPUTE, DRAM = Roof("float32", 60e12, FLOPS, HERE), Roof("DRAM", 4e12, BYTES, HERE)
@@ -198,3 +208,29 @@ def test_points_of_one_kernel_are_joined_in_one_colour_and_kernels_are_not() -> 
     assert len(joins) == 4
     markers = [line for line in axes.lines if line.get_marker() not in ("", "None", None)]
     assert len({line.get_color() for line in markers}) == 2 and len(markers) == 6
+
+
+# ---------------------------------------------------------------- levels of memory
+def test_levels_are_points_of_one_kernel_each_under_the_roof_of_its_level() -> None:
+    measured = [Roof("DRAM read", 4.5e12, BYTES, HERE), Roof("L2 read of 8 MiB", 9e12, BYTES, HERE),
+                Roof("float32 FMA", 64e12, FLOPS, HERE)]
+    roofs = level_roofs("H200", "float32", measured)
+    assert [(roof.name, roof.origin.kind) for roof in roofs] == [
+        ("DRAM read", "measured"), ("L2 read of 8 MiB", "measured"), ("float32 FMA", "measured"), ("L1", "calculated")]
+    points = level_points("k", 1e9, {"L1": 16e9, "L2": 9e9, "DRAM": 0}, 2e-3, HERE)
+    assert [(one.name, one.level, one.kernel) for one in points] == [("k: L1", "L1", "k"), ("k: L2", "L2", "k")]
+    found = Roofline("H200", "float32", points, roofs, "Levels", "n 1")
+    assert [(one.roof.name, round(one.fraction, 3)) for one in found.bounds] == [("L1", 0.239), ("L2 read of 8 MiB", 0.5)]
+    assert str(found).startswith("Levels at n 1 (float32) on H200") and found._repr_mimebundle_()["image/png"]
+
+
+def test_without_measured_roofs_a_level_has_the_datasheets() -> None:
+    assert [roof.name for roof in level_roofs("H200", "float32", ())] == ["float32", "DRAM", "L1"]
+
+
+def test_long_names_of_memory_roofs_do_not_run_into_each_other() -> None:
+    measured = [Roof("DRAM read", 4.5e12, BYTES, HERE), Roof("L2 read of 8 MiB", 9e12, BYTES, HERE)]
+    axes = Roofline("H200", "float32", counted("k", 0.02), level_roofs("H200", "float32", measured)).figure().axes[0]
+    turned = [text for text in axes.texts if text.get_rotation()]
+    starts = sorted(axes.transData.transform(text.xy)[0] for text in turned)
+    assert len(turned) == 3 and starts[2] - starts[1] > 5 * len("DRAM read 4,500 GB/s (measured)") - 1

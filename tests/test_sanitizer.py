@@ -11,6 +11,7 @@ import fake_tools
 import pytest
 from saxpy_workspace import ENVIRONMENT, make_study, planned
 
+from perflab import sanitizer
 from perflab.emulator.faults import KINDS, Fault
 from perflab.emulator.ptx import Place
 from perflab.errors import PerflabError
@@ -303,6 +304,16 @@ def test_when_time_is_up_records_hold_what_was_done(plan: Plan, target: Target) 
     records: list[Record] = []
     outcome = sanitize_plan(plan, smallest(plan), target, DEVICE, records.append, lambda note: None, budget_seconds=1.0)
     assert not records and outcome.left == 4 and "memcheck is not through" in str(outcome)
+
+
+def test_a_version_that_one_tool_has_not_seen_is_left(plan: Plan, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = sanitizer._Sanitizer.run
+    monkeypatch.setattr(sanitizer._Sanitizer, "run", lambda self, tool: tool == "memcheck" and whole(self, tool))
+    records: list[Record] = []
+    chosen = [k for k in smallest(plan) if plan.items[k].version != "die"]
+    outcome = sanitize_plan(plan, chosen, target, DEVICE, records.append, lambda note: None, budget_seconds=100.0)
+    assert (outcome.records, outcome.done, outcome.left) == (3, 0, 3) and "racecheck is not through" in str(outcome)
+    assert [set(record.payload["tools"]) for record in records] == [{"memcheck"}] * 3
 
 
 def test_a_machine_where_it_does_not_work(plan: Plan, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,24 @@ def test_records_say_how_they_came_to_be(file):
             assert newest.check["passed"], newest.check
         elif record.kind == "timing":
             assert all(min(record.timing[kind]["samples"]) > 0 for kind in ("cold", "hot"))
+
+
+def test_every_version_of_verify_attention_is_right_at_every_pair_of_values_on_the_h200():
+    """A check that passed and holds today, of each version at each shape of the sweep; none is skipped without a reason."""
+    study, store, h200 = load_study(ROOT / "kernels" / "verify_attention"), RecordStore(ROOT / "data" / "records"), gpu("H200")
+    missing, held = [], 0
+    for version, shape in product(study.versions, study.checks()):
+        try:
+            today = identity_of(study, version, shape, h200)
+        except NotApplicable as reason:
+            assert str(reason)
+            continue
+        record = store.find(study.name, version.name, shape, "H200", "check")
+        good = record is not None and record.check["passed"] and not stale_reasons(record, today)
+        held += good
+        missing += [] if good else [f"{version.name} {shape}"]
+    assert not missing, f"{len(missing)} (perflab measure verify_attention --checks --stale): " + "; ".join(missing[:3])
+    assert held > 10 * len(study.checks())
 
 
 def test_verify_attention_is_measured_at_every_declared_shape_on_the_h200():

@@ -123,26 +123,32 @@ def test_every_bundle_has_its_checksums():
 HEADS, NODES, REQUESTS = (1, 3, 8, 16, 63, 64, 128), (1, 9, 17, 32, 33, 64, 65), (1, 2, 5)
 PREFIXES = (0, 1, 7, 8, 9, 15, 16, 17, 2047, 2048, 2049, 16384, 65536)
 KINDS = ("chain", "star", "binary", "random", "one node")
+TOGETHER = (HEADS, NODES, PREFIXES, REQUESTS, KINDS, (0,))
+IN_PAGES = ((1, 8, 63, 64), (1, 9, 33, 65), (0, 1, 15, 16, 17, 63, 64, 65, 2049), REQUESTS, KINDS, (1, 16, 64))
 
 
-def stands_for(shape):
-    return shape.heads, shape.q_len, shape.prefix, shape.batch, "one node" if shape.q_len == 1 else shape.tree
+def pairs_of(rows):
+    return {pair for row in rows for pair in combinations(enumerate(row), 2)}
 
 
-def test_the_sweep_holds_every_pair_of_values():
-    every = [row for row in product(HEADS, NODES, PREFIXES, REQUESTS, KINDS) if (row[1] == 1) == (row[4] == "one node")]
-    wanted = {pair for row in every for pair in combinations(enumerate(row), 2)}
-    got = {pair for shape in STUDY.checks() for pair in combinations(enumerate(stands_for(shape)), 2)}
-    assert got == wanted
-    assert len(HEADS) * len(PREFIXES) == 91 <= len(STUDY.checks()) <= 95  # 91: each of these pairs needs a shape of its own
+@pytest.mark.parametrize(("values", "least", "most"), [(TOGETHER, 91, 95), (IN_PAGES, 45, 50)])
+def test_the_sweep_holds_every_pair_of_values(values, least, most):
+    """least: of the two sizes with the most values, each pair needs a shape of its own."""
+    every = [row for row in product(*values) if (row[1] == 1) == (row[4] == "one node")]
+    shapes = [shape for shape in STUDY.checks() if shape.page in values[5]]
+    stand_for = [(one.heads, one.q_len, one.prefix, one.batch, "one node" if one.q_len == 1 else one.tree, one.page)
+                 for one in shapes]
+    assert pairs_of(stand_for) == pairs_of(every)
+    assert max(len(a) * len(b) for a, b in combinations(values, 2)) == least <= len(shapes) <= most
 
 
 def test_the_sweep_is_cheap_goes_from_the_cheapest_up_and_is_the_same_each_time():
     shapes = STUDY.checks()
     costs = [SWEEP.cost_flops(shape) for shape in shapes]
-    assert costs == sorted(costs) and costs[-1] <= SWEEP.MOST_FLOPS
-    assert sum(STUDY.work(shape).flops for shape in shapes) < 1e12  # all combinations: over 500 times as many
-    assert shapes == SWEEP.pairwise(SWEEP.candidates()) and len(set(shapes)) == len(shapes)
+    first = sum(shape.page == 0 for shape in shapes)
+    assert costs[:first] == sorted(costs[:first]) and costs[first:] == sorted(costs[first:]) and max(costs) <= SWEEP.MOST_FLOPS
+    assert sum(STUDY.work(shape).flops for shape in shapes) < 1e12  # all combinations: over 400 times as many
+    assert shapes[:first] == SWEEP.pairwise(SWEEP.candidates(paged=False)) and len(set(shapes)) == len(shapes)
     assert not set(shapes) & set(STUDY.all_shapes)
 
 

@@ -70,6 +70,11 @@ def test_an_sm_120_has_one_block_without_ballast_and_no_room_for_it():
         first("plain_ballast_4", on=RTX)
 
 
+def test_pages_are_refused():
+    with pytest.raises(NotApplicable, match="page=0"):
+        first("plain_70k_1", STUDY.shape(page=64))
+
+
 @settings(max_examples=60)
 @given(st.integers(1, 40), st.integers(0, 3000), st.sampled_from([1, 2, 4, 16]), st.sampled_from([4, 8, 16]))
 def test_parts_are_whole_tiles_that_hold_all_keys_and_none_is_empty(q_len, prefix, parts, keys):

@@ -17,6 +17,7 @@ from perflab.origins import Origin
 from perflab.rivals import load_beside
 from perflab.studies import NotApplicable, triple
 
+# w: the write-ups' kernels and figures, and ours beside them
 w = load_beside(Path(__file__).parent / "write_ups.py")
 SHAPE = Origin("calculated", "the shape's exact formula")
 THEIRS = Origin("published", "the write-ups' own figures")
@@ -199,8 +200,8 @@ def of_the_peak() -> Recomputed:
     rate, once = w.v6_bytes() / w.V6_SECONDS, w.BENCH.study.work(w.at()).bytes
     of_dram, of_l2 = (100 * rate / most for most in (w.THEIR_PEAK, w.L2_BYTES_PER_SECOND))
     must = 100 * once / w.V6_SECONDS / w.THEIR_PEAK
-    return Recomputed("{:.2f} TB/s come out of L2: {:.0f} % of the DRAM peak, {:.0f} % of an L2 rate of {:.1f} TB/s. The "
-                      "cache's {:.1f} MB fit L2, so DRAM must give {:.1f} GB/s, {:.2f} % of its peak", [of_dram], [must],
+    return Recomputed("the blocks ask L1 and L2 for {:.2f} TB/s: {:.0f} % of the DRAM peak, {:.0f} % of {:.1f} TB/s out of L2. "
+                      "The cache's {:.1f} MB fit L2, so DRAM must give {:.1f} GB/s, {:.2f} % of its peak", [of_dram], [must],
                       [rate / 1e12, of_dram, of_l2, w.L2_BYTES_PER_SECOND / 1e12, w.at().keys * w.ROW_BYTES / 1e6,
                        once / w.V6_SECONDS / 1e9, must], [SHAPE, THEIRS, Origin("published", "L2: chipsandcheese.com")])
 
@@ -423,14 +424,13 @@ def wgmma() -> Recomputed:
 
 @claim("no MLA library supports sm_120", "B, C, D", True)
 def libraries() -> Recomputed:
-    return Recomputed("FlashInfer's fa2 MLA runs there (its maintainer, flashinfer #1147; vllm #36322), vLLM tuned TRITON_MLA "
-                      "for it (#33529), XQA MLA does 128 heads (flashinfer #2053); none does tree, MLA and split at once",
-                      origins=[ISSUES], judged="wrong")
+    return Recomputed("SGLang runs FlashInfer's fa2 MLA there (sglang #12325, merged with accuracy results; flashinfer #1147), "
+                      "vLLM its TRITON_MLA (vllm #40608); neither knows trees", origins=[ISSUES], judged="wrong")
 
 
 @claim("FlashMLA and CUTLASS's MLA are for sm_90a and sm_100 only", "B, C, D", True)
 def not_there() -> Recomputed:
-    return Recomputed("sm_120 flags for FlashMLA were closed unvalidated (#124, #146); CUTLASS's example 77 is for sm_100",
+    return Recomputed("sm_120 flags for FlashMLA were closed unvalidated (FlashMLA #146); CUTLASS's example 77 is for sm_100",
                       origins=[ISSUES], judged="right")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from perflab.studies import INPUT_SEED, Given, NotApplicable, Output, Tolerance, Uniform, Work, philox_words
+from perflab.studies import INPUT_SEED, Given, NotApplicable, Output, Tolerance, Uniform, Work, f32, i32, philox_words
 
 LATENT, ROPE = 512, 64  # Dl and Dr of the write-ups
 WIDTH = LATENT + ROPE
@@ -152,15 +152,17 @@ def together(shape: Shape, pool: np.ndarray, table: np.ndarray) -> np.ndarray:
 def inputs(shape: Shape) -> dict[str, Uniform | Given | PageTable | RowsOf | Pool]:
     """q [batch, q_len, heads, 576], kv [batch, keys, 576], visible [batch, q_len, q_len].
 
-    In pages: kv is a pool [pages, page, 576] with page_table [batch, pages of a request] int32 beside it, and rows the same
-    cache rows [batch, keys, 576] as page 0 has them, for who wants to know what they cost when they lie together.
+    In pages: kv is a pool [pages, page, 576] with page_table [batch, pages of a request] int32 beside it. To tell what costs
+    what: rows, the same cache rows [batch, keys, 576] as page 0 has them, and page_order, the ids of one request's pages there.
     """
     q = Uniform((shape.batch, shape.q_len, shape.heads, WIDTH), scale=1.0)  # scores of standard deviation 0.58
     kv, visible = Uniform((shape.batch, shape.keys, WIDTH)), Given(np.stack(masks(shape)))
     if not shape.page:
         return {"q": q, "kv": kv, "visible": visible}
     rows, table = RowsOf(kv, "kv"), PageTable(shape.batch, shape.pages)
-    return {"q": q, "kv": Pool(rows, table, shape.page), "page_table": table, "visible": visible, "rows": rows}
+    order = Given(np.arange(shape.pages, dtype=np.int32)[None])
+    return {"q": q, "kv": Pool(rows, table, shape.page), "page_table": table, "visible": visible, "rows": rows,
+            "page_order": order}
 
 
 def buffers(shape: Shape, gpu: object) -> dict[str, Output]:
@@ -212,3 +214,15 @@ def tolerances(shape: Shape, sequence: int) -> dict[str, Tolerance]:
 def facts(shape: Shape) -> dict[str, int]:
     """The write-ups' names for the sizes."""
     return {"B": shape.batch, "H": shape.heads, "q_len": shape.q_len, "kv_len": shape.keys}
+
+
+# ---------------------------------------------------------------- what every version says of a shape
+def scalars(shape: Shape) -> tuple:
+    """heads, q_len, prefix and scale, as every version takes them."""
+    return i32(shape.heads), i32(shape.q_len), i32(shape.prefix), f32(SCALE)
+
+
+def rows_together(shape: Shape) -> None:
+    """Raises NotApplicable at a shape whose cache rows lie in pages."""
+    if shape.page:
+        raise NotApplicable(f"cache rows must lie together; page={shape.page} scatters them: page=0, or a paged version")

@@ -1,7 +1,8 @@
 """Shapes at which every version must be right: every pair of values of heads, nodes, prefix, requests and tree, few shapes.
 
 A bug that shows at one value, or where two values meet, shows at one of them; all combinations would be seventy times
-as many. The values stand where kernels go wrong: one, off powers of two, an element beside a tile of 8 or 16 keys, many.
+as many. The values stand where kernels go wrong: one, off powers of two, an element beside a tile of 8 or 16 keys, many. Cache
+rows in pages have a sweep of their own, for the versions that read them so: fewer values, and each with every size of a page.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ HEADS = (1, 3, 8, 16, 63, 64, 128)
 NODES = (1, 9, 17, 32, 33, 64, 65)
 PREFIXES = (0, 1, 7, 8, 9, 15, 16, 17, 2047, 2048, 2049, 16384, 65536)
 REQUESTS = (1, 2, 5)
+PAGES, PAGED_HEADS, PAGED_NODES = (1, 16, 64), (1, 8, 63, 64), (1, 9, 33, 65)
+PAGED_PREFIXES = (0, 1, 15, 16, 17, 63, 64, 65, 2049)
 SHAPED = ("random", "binary", "star", "chain")  # where any tree does it is the first, for a chain hides nothing below it
 ONE_NODE = "one node"  # its tree, whatever it is called: it stands for q_len 1, and for nothing else
 FLOPS_A_BYTE = 100  # a plain CPU multiplies and adds about as many times while it makes a byte of inputs
@@ -23,9 +26,9 @@ MOST_FLOPS = 2e11  # of a shape, bytes included, so that its float64 reference t
 
 
 def values(shape: Shape) -> tuple[tuple[str, int | str], ...]:
-    """What a shape stands for: its heads, nodes, prefix, requests and tree, by name."""
-    tree = ONE_NODE if shape.q_len == 1 else shape.tree
-    return (("heads", shape.heads), ("q_len", shape.q_len), ("prefix", shape.prefix), ("batch", shape.batch), ("tree", tree))
+    """What a shape stands for: its heads, nodes, prefix, requests and tree, and its page where it has one, by name."""
+    sizes = [(name, getattr(shape, name)) for name in ("heads", "q_len", "prefix", "batch", *(["page"] if shape.page else []))]
+    return (*sizes, ("tree", ONE_NODE if shape.q_len == 1 else shape.tree))
 
 
 def cost_flops(shape: Shape) -> int:
@@ -34,11 +37,12 @@ def cost_flops(shape: Shape) -> int:
     return whole.flops + FLOPS_A_BYTE * whole.bytes
 
 
-def candidates() -> list[Shape]:
-    """Every shape of these values whose reference is affordable."""
-    trees = {nodes: SHAPED if nodes > 1 else SHAPED[:1] for nodes in NODES}
-    every = (Shape(batch=batch, q_len=nodes, heads=heads, prefix=prefix, tree=tree)
-             for heads, nodes, prefix, batch in product(HEADS, NODES, PREFIXES, REQUESTS) for tree in trees[nodes])
+def candidates(paged: bool) -> list[Shape]:
+    """Every shape of these values whose reference is affordable; in pages, or not."""
+    sizes = (PAGED_HEADS, PAGED_NODES, PAGED_PREFIXES) if paged else (HEADS, NODES, PREFIXES)
+    every = (Shape(batch=batch, q_len=nodes, heads=heads, prefix=prefix, tree=tree, page=page)
+             for heads, nodes, prefix, batch, page in product(*sizes, REQUESTS, PAGES if paged else (0,))
+             for tree in (SHAPED if nodes > 1 else SHAPED[:1]))
     return [shape for shape in every if cost_flops(shape) <= MOST_FLOPS]
 
 
@@ -67,5 +71,5 @@ def pairwise(shapes: list[Shape]) -> tuple[Shape, ...]:
 
 @cache
 def sweep() -> tuple[Shape, ...]:
-    """Every pair of the values above, cheapest shape first."""
-    return pairwise(candidates())
+    """Every pair of the values above, cheapest shape first; then those in pages."""
+    return (*pairwise(candidates(paged=False)), *pairwise(candidates(paged=True)))

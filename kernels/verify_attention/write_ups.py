@@ -34,8 +34,8 @@ ROW_BYTES = PROBLEM.WIDTH * PROBLEM.FLOAT  # of a key
 V5_SECONDS, V6_SECONDS = 11.6e-3, 5.96e-3  # printed in D and B: at 64 heads, 9 nodes, 16,384 keys of prefix
 THEIR_FLOPS, THEIR_PEAK = 90e12, 1.8e12  # float32 a second and DRAM bytes a second of their card, as printed in D and B
 L2_BYTES_PER_SECOND = 8.7e12  # of an RTX PRO 6000, measured by others: chipsandcheese.com/p/blackwell-nvidias-massive-gpu
-TEXTS = ("A The Occupancy Awakening, B The Occupancy Tension, C The Moment of Truth, D When Theory Meets Silicon; numbers: "
-         "messages of the session; measured: our kernels on an H200, not theirs on their GPU")
+TEXTS = ("in brackets: A The Occupancy Awakening, B The Occupancy Tension, C The Moment of Truth, D When Theory Meets "
+         "Silicon, and messages of the session; measured: our kernels on an H200, not theirs on their GPU")
 
 
 # ---------------------------------------------------------------- what the recomputations ask

@@ -69,6 +69,8 @@ class Cell:
 
     def launches(self, shape: Any, gpu: Gpu) -> list[Launch]:
         """The parts, then their join, of one part too: nothing but the cell differs. NotApplicable where it does not fit."""
+        if shape.page:
+            raise NotApplicable(f"cache rows must lie together; page={shape.page} scatters them: page=0")
         limit = gpu.limits.shared_per_block_optin_bytes
         if self.dynamic_shared > limit:
             raise NotApplicable(f"{self.name} takes {self.dynamic_shared:,} B of shared memory a block, {gpu.name} allows "
