@@ -53,7 +53,7 @@ def with_text(png: bytes, text: str) -> bytes:
 
     chunks, stream = PngImagePlugin.PngInfo(), io.BytesIO()
     chunks.add_itxt(TEXT, text)
-    Image.open(io.BytesIO(png)).convert("P", palette=Image.Palette.ADAPTIVE).save(stream, "PNG", pnginfo=chunks, optimize=True)
+    Image.open(io.BytesIO(png)).save(stream, "PNG", pnginfo=chunks, optimize=True)
     return stream.getvalue()
 
 
