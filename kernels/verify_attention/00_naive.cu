@@ -7,7 +7,7 @@
 //
 // How: one block a (head, node, request); the whole score row lives in shared memory; two passes over the keys.
 // Pass 1, a thread a key: 576 scalar loads each, a row apart from its neighbour's. Pass 2, a thread a latent column: coalesced.
-// Limits: each block reads all keys twice from L2, one load per FMA; the score row must fit in shared memory.
+// Limits: each block reads all keys twice, a load per FMA; the score row must fit in shared memory; a row that sees no key is NaN.
 
 #include <math_constants.h>
 

@@ -9,7 +9,7 @@
 //          since the naive second pass reads LATENT of LATENT + ROPE columns), and run at any prefix.
 // Limits:  about 70 KB of shared memory a block (1 block an SM on sm_120, 3 on sm_90) and 8 times fewer blocks; the score
 //          step keeps HEADS_PER_BLOCK * KEYS_PER_TILE = 128 of 256 threads busy, each with a dot product of its own over rows
-//          that start in the same bank (576 floats = 18 * 32).
+//          that start in the same bank (576 floats = 18 * 32); a row that sees no key at all gives NaN.
 
 #include <math_constants.h>
 
