@@ -26,7 +26,7 @@ SCORE_LINE = "dot += query"
 STEPS = 576 // 4  # 16-byte loads of a row
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def bench():
     workspace(ROOT)
     return study("what_starved_it")
@@ -101,19 +101,34 @@ def test_predictions_name_cells_that_differ_in_one_thing():
 
 
 # ---------------------------------------------------------------- run on the CPU
-@pytest.mark.parametrize("name", [version.name for version in STUDY.versions])
-def test_every_cell_is_right_and_clean(bench, name):
+# The head tile's own cells, and each smaller tile padded or plain in turn: a kernel takes seconds to compile for the CPU, and
+# the distance of rows is one constant of one source. The GPU checks all before it times them.
+RUN = [f"{rows}_70k_{parts}" for rows in ("plain", "padded") for parts in (1, 4, 16)]
+RUN += [f"{('padded', 'plain')[k % 2]}_{heads}x{keys}_16" for k, (heads, keys) in enumerate(MODULE.TILES)]
+
+
+def test_what_is_run_has_every_tile_both_paddings_and_every_number_of_parts():
+    cells = MODULE.FACTORIAL + MODULE.REDUCED
+    run = [cell for cell in cells if cell.name in RUN]
+    assert len(run) == len(RUN)
+    for kept in (lambda cell: (cell.heads, cell.keys), lambda cell: cell.pad, lambda cell: cell.parts):
+        assert set(map(kept, cells)) == set(map(kept, run))
+
+
+@pytest.mark.parametrize("name", [*RUN, "padded_ballast_4", "plain_8x4_1"])
+def test_cells_are_right_and_clean(bench, name):
     """Two tiles and a part of one, a block that lacks heads, hidden keys, two requests: against float64, with every check."""
-    found = bench[name].check(bench.shape(batch=2, heads=9, q_len=2, prefix=33), H200, emulate=True)
+    found = bench[name].check(bench.shape(batch=2, heads=9, q_len=2, prefix=33), H200, emulate=True, counting=True)
     assert found.passed, found
 
 
 @cache
 def counted(name):
-    """A block of 8 heads and 64 keys, which every tile divides; (counts, those of the score's line)."""
+    """A block of 8 heads and 64 keys, which every tile divides; (counts, those of the score's line). Checked and counted, as
+    above, so that a kernel is compiled once."""
     workspace(ROOT)
     bench = study("what_starved_it")
-    found = bench[name].count(bench.shape(heads=8, q_len=1, prefix=63), H200)
+    found = bench[name].check(bench.shape(heads=8, q_len=1, prefix=63), H200, emulate=True, counting=True).counts
     (line,) = (k for k, text in enumerate((ROOT / "kernels/what_starved_it/00_tile.cu").read_text().splitlines(), 1)
                if SCORE_LINE in text)
     return found, found.by_line[line]
