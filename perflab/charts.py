@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -52,6 +53,8 @@ class Axis:
 TIME = Axis("time [us]", 1e-6, tables.seconds)
 BANDWIDTH = Axis("bandwidth [GB/s]", 1e9, tables.bytes_per_second)
 BLOCKS = Axis("blocks", 1, tables.cell)
+LETTER_INCHES = 0.085  # a digit of a tick; letters of a name are narrower on average
+AXES_INCHES = 7.0  # what the value axis and a legend's sample leave of a picture's width to the axes and the names
 
 
 def curves(title: str, device: str, origin: str, x_label: str, axis: Axis, lines: Sequence[Curve],
@@ -73,7 +76,8 @@ def curves(title: str, device: str, origin: str, x_label: str, axis: Axis, lines
                       markerfacecolor="white" if line.dashed else None, label=line.name)
         _levels(axes, levels, axis)
         axes.set(xscale="log", yscale="log", xlabel=x_label, ylabel=axis.label)
-        ticks = sorted({x for line in lines for x in line.x})
+        names = max((len(line.name) for line in lines), default=0)
+        ticks = with_room([x for line in lines for x in line.x], AXES_INCHES - LETTER_INCHES * names)
         axes.minorticks_off()
         axes.set_xticks(ticks, [_plain(x) for x in ticks])
         low, high = axes.get_ylim()
@@ -84,6 +88,27 @@ def curves(title: str, device: str, origin: str, x_label: str, axis: Axis, lines
         return figure
 
     return figures.Picture(text, draw)
+
+
+def with_room(values: Sequence[float], width_inches: float) -> list[float]:
+    """The values, ascending, whose labels fit side by side on a logarithmic axis that long: both ends, and what fits between.
+
+    From the right, where labels are widest. Widths are estimates, on the safe side.
+    """
+    ordered = sorted({value for value in values if value > 0})  # such an axis has no place for 0
+    if len(ordered) < 3:
+        return ordered
+    inches = width_inches / 1.1 / math.log(ordered[-1] / ordered[0])  # of one e-fold: the axis goes on 5 % at either end
+
+    def apart(low: float, high: float) -> bool:
+        letters = (len(_plain(low)) + len(_plain(high))) / 2 + 1  # half of each, and a space
+        return math.log(high / low) * inches >= letters * LETTER_INCHES
+
+    kept = [ordered[-1]]
+    for value in ordered[-2:0:-1]:
+        if apart(value, kept[-1]) and apart(ordered[0], value):
+            kept.append(value)
+    return [ordered[0], *reversed(kept)]
 
 
 def bars(title: str, device: str, origin: str, axis: Axis, names: Sequence[str], values: Sequence[float],

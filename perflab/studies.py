@@ -235,6 +235,7 @@ class Study:
     spec       (shape) -> {field of TimingSpec: value} where a shape is timed otherwise than usual
     uses       names of studies beside it that its study.py loads: they travel with it
     checks     () -> further shapes at which every version is checked and not timed
+    counted    declared shapes whose hardware counters are kept up to date; empty: none in particular, and all are counted
     """
 
     name: str
@@ -254,6 +255,7 @@ class Study:
     seed: int = INPUT_SEED
     uses: tuple[str, ...] = ()
     checks: Callable[[], tuple[Any, ...]] = tuple
+    counted: tuple[Any, ...] = ()
 
     @property
     def all_shapes(self) -> tuple[Any, ...]:

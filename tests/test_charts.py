@@ -2,7 +2,7 @@
 
 import pytest
 
-from perflab.charts import BANDWIDTH, BLOCKS, TIME, Curve, Level, Mark, bars, curves, steps
+from perflab.charts import BANDWIDTH, BLOCKS, TIME, Curve, Level, Mark, bars, curves, steps, with_room
 
 LINES = [Curve("naive", [256, 1024], [1e-3, 4e-3], 0), Curve("tile", [256], [2e-3], 1, dashed=True)]
 
@@ -58,3 +58,24 @@ def test_steps_are_points_in_order_on_a_logarithmic_axis_with_named_levels():
     points, floor = axes.lines
     assert list(points.get_xdata()) == pytest.approx([4000, 500]) and list(points.get_ydata()) == [0, 1]
     assert floor.get_xdata()[0] == pytest.approx(100) and axes.get_xscale() == "log" and axes.yaxis.get_inverted()
+
+
+@pytest.mark.parametrize("sizes", [
+    (256, 1024, 4096, 16384, 65536, 131072, 185344), (1024, 131072, 185344), tuple(range(1, 40)),
+    (10**6, 10**6 + 1, 10**6 + 2), (0.5, 0.51, 0.6, 1e7, 2e7, 1e9),
+])
+@pytest.mark.parametrize("name", ["a", "split_by_device: useful = asked"])
+def test_labels_below_curves_keep_apart_and_hold_both_ends(sizes, name):
+    figure = curves("Time", "H200", "x", "prefix", TIME, [Curve(name, sizes, [1e-6 * x for x in sizes], 0)]).figure()
+    figure.draw_without_rendering()  # where they would be drawn, not where they were thought to be
+    labels = figure.axes[0].get_xticklabels()
+    boxes = [label.get_window_extent() for label in labels]
+    middle = list(zip(boxes, boxes[1:], strict=False))[1 if len(boxes) == 2 else 0:]  # two ends alone may lie close
+    assert all(left.x1 < right.x0 for left, right in middle)
+    assert (labels[0].get_text(), labels[-1].get_text()) == (f"{sizes[0]:,}", f"{sizes[-1]:,.0f}")
+
+
+def test_a_label_goes_only_where_there_is_no_room():
+    assert with_room([256, 1024, 4096, 16384, 65536, 131072, 185344], 5.5) == [256, 1024, 4096, 16384, 65536, 185344]
+    assert with_room([65536, 1024, 4096, 16384], 5.5) == [1024, 4096, 16384, 65536]
+    assert with_room([], 5) == [] and with_room([7, 7], 5) == [7] and with_room([0, 1, 8, 64], 5) == [1, 8, 64]

@@ -18,6 +18,25 @@ THREADS = 256
 PART_ARGUMENTS = ("q", "kv", "visible", "part_sum", "part_stats")
 JOIN = load(HERE / "03_kv_split.cu", f"join_parts<{LATENT}>")
 KEYS_A_PART, MOST_PARTS = 2048, 32  # of the write-ups
+MOST_BLOCKS = 65_535  # of a grid along y or z, on every GPU: CUDA programming guide, technical specifications
+
+
+def in_grid(grid: tuple[int, int, int], along_y: str, along_z: str, fits: str) -> tuple[int, int, int]:
+    """The grid itself, where it can be launched. Raises NotApplicable with the arithmetic of the side that is too long.
+
+    along_y, along_z: what the blocks there are, in words and numbers; fits: what would work.
+    """
+    for side, blocks, said in zip("yz", grid[1:], (along_y, along_z), strict=True):
+        if blocks > MOST_BLOCKS:
+            raise NotApplicable(f"{said} take {blocks:,} blocks along {side}; a grid has at most {MOST_BLOCKS:,} there: {fits}")
+    return grid
+
+
+def grid_of_nodes(shape: Shape, tiles: int, parts: int = 1) -> tuple[int, int, int]:
+    """(tiles of heads, nodes, requests x parts). Raises NotApplicable where a grid cannot be that long."""
+    along_z = f"{shape.batch:,} requests" + (f" x {parts:,} parts" if parts > 1 else "")
+    fits = f"q_len at most {MOST_BLOCKS:,}, batch at most {MOST_BLOCKS // parts:,}" + (" at as many parts" if parts > 1 else "")
+    return in_grid((tiles, shape.q_len, shape.batch * parts), f"{shape.q_len:,} nodes", along_z, fits)
 
 
 def join_launch(shape: Shape, parts: int) -> Launch:
@@ -56,10 +75,11 @@ class Tiling:
     buffers: tuple[str, ...] = PART_ARGUMENTS
 
     def grid(self, shape: Shape, parts: int) -> tuple[int, int, int]:
-        """(head tiles, nodes, requests x parts); of folded rows (row tiles, parts, requests)."""
+        """(head tiles, nodes, requests x parts); of folded rows (row tiles, parts, requests). NotApplicable if too long."""
         if self.rows_a_block:
-            return (-(-shape.q_len * shape.heads // self.rows_a_block), parts, shape.batch)
-        return (-(-shape.heads // self.heads_a_block), shape.q_len, shape.batch * parts)
+            grid = (-(-shape.q_len * shape.heads // self.rows_a_block), parts, shape.batch)
+            return in_grid(grid, f"{parts:,} parts", f"{shape.batch:,} requests", f"batch at most {MOST_BLOCKS:,}")
+        return grid_of_nodes(shape, -(-shape.heads // self.heads_a_block), parts)
 
     def parts(self, shape: Shape, gpu: Gpu) -> tuple[int, int]:
         """(parts, tiles a part) that end soonest on the GPU's SMs: the fewest waves times tiles a part, a tile lost a wave.

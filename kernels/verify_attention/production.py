@@ -1,6 +1,7 @@
 """What a server asks of the best version: cache rows in pages, a rank's heads, several requests, long prefixes. Out of records.
 
-A table a question; each compares what was measured together, round by round, and says where two cannot be told apart.
+A table a question. The ways to read pages were timed together and are compared round by round; other times come from runs of
+their own. Where two cannot be told apart, the tables say so.
 """
 
 from __future__ import annotations
@@ -13,16 +14,17 @@ from typing import Any
 
 from perflab import tables
 from perflab.check import Check
-from perflab.comparison import CONFIDENCE, SLOWER, Comparison, change, compare
+from perflab.comparison import CONFIDENCE, SLOWER, TIED, UNIT_FLOOR, Comparison, change, compare
 from perflab.errors import PerflabError
 from perflab.gpus import Gpu
 from perflab.gpus import gpu as find_gpu
-from perflab.measurement import CALCULATED, Measurement, stale_notes
+from perflab.measurement import CALCULATED, Measurement, describe, stale_notes
 from perflab.origins import Origin, join
+from perflab.records import Record
 from perflab.rivals import load_rivals
-from perflab.studies import triple
+from perflab.studies import NotApplicable, triple
 from perflab.tables import Table
-from perflab.timing import Timing
+from perflab.timing import Series, Timing
 from perflab.versions import occupancy_of
 from perflab.workbench import Workbench
 
@@ -35,20 +37,27 @@ FEWEST_KEYS = 4096  # of a prefix in the tables of pages: with fewer, a launch i
 # ---------------------------------------------------------------- pages
 def parity(bench: Workbench, gpu: str | Gpu) -> Table:
     """A row a paged shape: each version's PASS or FAIL against float64, with its norm-relative error, as recorded."""
-    chosen, names = find_gpu(gpu), WAYS
-    rows, days = [], []
+    chosen = find_gpu(gpu)
+    rows, days, notes = [], [], ["the number is the norm-relative error of out"]
     for shape in bench[PAGED].version.shapes or ():
-        records = [bench.record(name, shape, chosen, "check") for name in names]
-        said = [Check.from_dict(record.version, record.check) if record else None for record in records]
-        rows.append((shape.batch, shape.heads, shape.prefix, shape.page, *map(_in_words, said)))
-        days += [record.utc[:10] for record in records if record]
+        said = []
+        for name in WAYS:
+            record = bench.record(name, shape, chosen, "check")
+            said.append(_in_words(Check.from_dict(name, record.check)) if record else "not checked")
+            days += [record.utc[:10]] if record else []
+            try:
+                bench[name].launches(shape, chosen)
+            except NotApplicable as reason:
+                said[-1] = "n/a"
+                notes.append(f"{name}: {reason}")
+        rows.append((shape.batch, shape.heads, shape.prefix, shape.page, *said))
     origin = Origin("measured", f"{chosen.name}, {max(days, default='never')}")
     return Table(f"{bench.study.title}: rows in pages, parity with float64 on {chosen.name}",
-                 ("B", "H", "prefix", "page", *names), rows, str(origin), ["the number is the norm-relative error of out"])
+                 ("B", "H", "prefix", "page", *WAYS), rows, str(origin), list(dict.fromkeys(notes)))
 
 
-def _in_words(check: Check | None) -> str:
-    return f"{'PASS' if check.passed else 'FAIL'} {check.outputs[0].norm_relative:.2e}" if check else "not checked"
+def _in_words(check: Check) -> str:
+    return f"{'PASS' if check.passed else 'FAIL'} {check.outputs[0].norm_relative:.2e}"
 
 
 @dataclass(frozen=True)
@@ -118,13 +127,34 @@ def scatter(bench: Workbench, gpu: str | Gpu, series: str = "cold") -> Table:
         medians = (getattr(m.timing, series).median_seconds for m in (s.together, s.in_order, s.paged))
         said = (word for cost in s.costs(series) for word in (change(cost.ratio), cost.interval_text, cost.verdict))
         rows.append((*_page_of(s), *map(tables.seconds, medians), *said))
-    columns = ("H", "prefix", "page", "together", "in order", "scattered", "table costs", WITHIN, "with it", "scatter costs",
-               WITHIN, "with it")
+    columns = ("H", "prefix", "page", "together", "in order", "scattered", "table costs", WITHIN, "that is", "scatter costs",
+               WITHIN, "that is")
     times = _problem(found[0].shape).POOL_TIMES
     notes = ["in order: the same kernel as scattered, with a table of ids in order, on the rows that lie together",
              f"scattered: in a pool of {times} times the request's pages, ids shuffled, NaN wherever none of its rows lies"]
     return _table(bench, gpu, f"cache rows in pages, {series}", columns, rows,
                   [m for s in found for m in (s.together, s.in_order, s.paged)], notes)
+
+
+def lookups(bench: Workbench, shape: Any, gpu: str | Gpu) -> Table:
+    """A row a size of a page: what finding rows through a table adds to the code, and to what runs, counted at `shape`.
+
+    Counted by the numpy machine, which need not compile each kernel first.
+    """
+    chosen, rows = find_gpu(gpu), []
+    pages = sorted({s.page for s in bench[PAGED].version.shapes or ()})
+    (plain, before), *paged = ((bench[name].launches(at, chosen)[0].kernel.resources(chosen),
+                                bench[name].count(at, chosen, machine="numpy"))
+                               for name, at in ((TOGETHER, replace(shape, page=pages[0])),
+                                                *((PAGED, replace(shape, page=page)) for page in pages)))
+    for page, (looked, after) in zip(pages, paged, strict=True):
+        ran = before.warp_instructions, after.warp_instructions
+        rows.append((page, plain.registers, looked.registers, plain.sass["total"], looked.sass["total"], *ran,
+                     change(ran[1] / ran[0])))
+    columns = ("page", *(f"{what}, {way}" for what in ("registers", "SASS", "run") for way in ("together", "paged")), "more")
+    origins = [plain.origin, before.origin, *(origin for looked, after in paged for origin in (looked.origin, after.origin))]
+    return Table(f"{bench.study.title}: what a lookup adds, {chosen.name}", columns, rows, join(*origins),
+                 [f"SASS: instructions in the code of the first launch; run: warp instructions of PTX at {describe(shape)}"])
 
 
 def defragmenting(bench: Workbench, gpu: str | Gpu) -> Table:
@@ -140,7 +170,8 @@ def defragmenting(bench: Workbench, gpu: str | Gpu) -> Table:
     columns = ("H", "prefix", "page", "copy", "copy rate", "of DRAM copy", "pages cost", "pays after steps", "copy each step",
                "that is")
     return _table(bench, gpu, "copying the pages together first", columns, rows, [s.gathered for s in found],
-                  ["copy: its cold median, timed apart; copy each step: copy and step, over the step in pages"])
+                  ["copy: its cold median, timed apart; copy each step: copy and step, over the step in pages",
+                   f"steps: the fewest that pay, by medians; in brackets by the ends of the {WITHIN} of what pages cost"])
 
 
 def _page_of(found: Scattered) -> tuple[int, int, int]:
@@ -148,20 +179,54 @@ def _page_of(found: Scattered) -> tuple[int, int, int]:
 
 
 # ---------------------------------------------------------------- ranks, requests, long prefixes
+def told(over: Record, this: Record, times: int = 1) -> Comparison:
+    """Cold times of two runs, that of `over` taken `times` times. Units of a GPU differ: across two, a call needs more."""
+    a, b = (Series.from_dict(record.timing["cold"]) for record in (over, this))
+    a = replace(a, samples_seconds=tuple(times * s for s in a.samples_seconds))
+    return compare(a, b, paired=False, floor=None if over.gpu.get("uuid") == this.gpu.get("uuid") else UNIT_FLOOR)
+
+
+def _gain(bench: Workbench, over: Measurement, this: Measurement, times: int = 1) -> tuple[str, list[str]]:
+    """How many times the speed, in words, a tie called one; and a note where two units of the GPU were asked."""
+    a, b = (_recorded(bench, m) for m in (over, this))
+    cost = told(a, b, times)
+    return _ratio_in_words(1 / cost.ratio, cost), _other_unit([(a, b)])
+
+
+def _recorded(bench: Workbench, found: Measurement) -> Record:
+    record = bench.record(found.version, found.shape, found.gpu, "timing")
+    if record is None:
+        raise PerflabError(f"{found.version} at {describe(found.shape)} has no record: perflab measure {bench.name}")
+    return record
+
+
+def _ratio_in_words(ratio: float, cost: Comparison) -> str:
+    return tables.ratio(ratio) + (" (tie)" if cost.verdict == TIED else "")
+
+
+def _other_unit(pairs: Sequence[tuple[Record, Record]]) -> list[str]:
+    """A note where the two of a pair were measured on two units of a GPU."""
+    apart = any(a.gpu.get("uuid") != b.gpu.get("uuid") for a, b in pairs)
+    return [f"some pairs were measured on two units of this GPU: there a difference under {100 * UNIT_FLOOR:g} % is a tie"
+            ] if apart else []
+
+
 def ranks(bench: Workbench, gpu: str | Gpu) -> Table:
     """A row a prefix: 64 heads on one GPU, and the 8 heads of each of 8 ranks: times, shares of the floor, waves."""
-    rows, seen = [], []
+    rows, seen, notes = [], [], []
     for whole in _one_request(bench, 64):
         both = [bench[BEST].timing(shape, gpu) for shape in (whole, replace(whole, heads=8))]
         seen += both
-        rows.append((whole.prefix, *(tables.seconds(m.seconds) for m in both), tables.ratio(both[0].seconds / both[1].seconds),
+        gain, units = _gain(bench, both[0], both[1])
+        notes += units
+        rows.append((whole.prefix, *(tables.seconds(m.seconds) for m in both), gain,
                      *(tables.percent(floor_seconds(bench, m) / m.seconds) for m in both),
                      *(f"{waves(bench, m.shape, gpu):.2f}" for m in both)))
     launch = bench[BEST].launches(seen[-1].shape, gpu)[0]
     used, blocks, rows_a_block = seen[-1].shape.q_len * 8, triple(launch.grid)[0], math.prod(triple(launch.block)) // 4
     padding = f"at H=8 {used} rows of nodes and heads lie in {blocks} blocks of {rows_a_block}: the others are padding"
     columns = ("prefix", "H=64", "H=8", "64 over 8", "floor, H=64", "floor, H=8", "waves, H=64", "waves, H=8")
-    return _table(bench, gpu, f"{BEST} with all heads, and with a rank's of 8", columns, rows, seen, [FLOOR, padding])
+    return _table(bench, gpu, f"{BEST} with all heads, and with a rank's of 8", columns, rows, seen, [FLOOR, padding, *notes])
 
 
 def streams(bench: Workbench, gpu: str | Gpu) -> Table:
@@ -169,17 +234,18 @@ def streams(bench: Workbench, gpu: str | Gpu) -> Table:
     many = sorted({s.batch for s in bench.study.shapes if not s.page and s.batch > 2})
     shapes = [s for heads in (64, 8) for s in _one_request(bench, heads)
               if replace(s, batch=many[0]) in bench.study.shapes]
-    rows, seen = [], []
+    rows, seen, notes = [], [], []
     for shape in shapes:
         found = [bench[BEST].timing(replace(shape, batch=batch), gpu) for batch in (1, *many)]
         seen += found
-        rows.append((shape.heads, shape.prefix, *(tables.seconds(m.seconds) for m in found),
-                     *(tables.ratio(m.shape.batch * found[0].seconds / m.seconds) for m in found[1:]),
+        gains = [_gain(bench, found[0], m, m.shape.batch) for m in found[1:]]
+        notes += [note for _, units in gains for note in units]
+        rows.append((shape.heads, shape.prefix, *(tables.seconds(m.seconds) for m in found), *(gain for gain, _ in gains),
                      *(tables.percent(floor_seconds(bench, m) / m.seconds) for m in found)))
     columns = ("H", "prefix", *(f"{n} at once" for n in (1, *many)), *(f"steps a second, {n}" for n in many),
                *(f"floor, {n}" for n in (1, *many)))
     return _table(bench, gpu, f"{BEST} with several requests", columns, rows, seen,
-                  ["steps a second: over one request at a time", FLOOR])
+                  ["steps a second: over one request at a time", FLOOR, *notes])
 
 
 def keys(bench: Workbench, gpu: str | Gpu, heads: int, versions: Sequence[str]) -> Table:
@@ -187,11 +253,19 @@ def keys(bench: Workbench, gpu: str | Gpu, heads: int, versions: Sequence[str]) 
     shapes = [s for s in _one_request(bench, heads) if s.prefix >= 1024]
     rows, seen = [], []
     for name in versions:
-        found = [bench[name].timing(s, gpu) if bench.record(name, s, find_gpu(gpu), "timing") else None for s in shapes]
+        found = [_timing(bench, name, s, gpu) for s in shapes]
         seen += [m for m in found if m]
         rows.append((name, *(f"{1e6 * m.seconds / m.shape.keys * 1024:.2f}" if m else "n/a" for m in found)))
     columns = ("version", *(f"{s.prefix:,}" for s in shapes))
     return _table(bench, gpu, f"microseconds for 1,024 keys, by prefix, H={heads}", columns, rows, seen, [])
+
+
+def _timing(bench: Workbench, name: str, shape: Any, gpu: str | Gpu) -> Measurement | None:
+    """None where the version does not apply."""
+    try:
+        return bench[name].timing(shape, gpu)
+    except NotApplicable:
+        return None
 
 
 def waves(bench: Workbench, shape: Any, gpu: str | Gpu) -> float:
@@ -215,25 +289,27 @@ def triton(bench: Workbench, gpu: str | Gpu) -> Table:
     """A row a cell: a Triton verify as production runs it, its programs and the bytes that must move over time; and ours."""
     chosen, known = find_gpu(gpu), load_rivals(bench.workspace.study_folder(bench.name))
     rival = next(r for r in known.rivals if r.name == "Triton verify")
-    rows, seen, days = [], [], []
+    rows, seen, pairs, days = [], [], [], []
     for shape in sorted((s for s in known.shapes(bench.study) if s.q_len == 9), key=lambda s: (-s.heads, s.prefix)):
         record = bench.store.find(bench.name, "", asdict(shape), chosen.name, "timing", rival.dtype, rival=rival.name)
         if record is None:
             continue
         ours, theirs = bench[BEST].timing(shape, gpu), Timing.from_dict(record.timing).cold.median_seconds
+        pairs.append((_recorded(bench, ours), record))
+        cost = told(*pairs[-1])
         moved = known.work(shape, rival.dtype).bytes / theirs if known.work else None
         sms = chosen.sm_count
         seen.append(ours)
         days.append(record.utc[:10])
         rows.append((shape.heads, shape.prefix, tables.seconds(theirs), shape.heads,
                      tables.percent(min(1.0, shape.heads / sms) if sms else None), tables.bytes_per_second(moved),
-                     tables.seconds(ours.seconds), tables.ratio(theirs / ours.seconds)))
+                     tables.seconds(ours.seconds), _ratio_in_words(cost.ratio, cost)))
     if not rows:
         raise PerflabError(f"{rival.name} is not measured on {chosen.name}: perflab measure {bench.name} --rivals")
     columns = ("H", "prefix", "Triton", "programs", "of the SMs", "useful", "ours", "Triton over ours")
     origin = Origin("measured", f"{chosen.name}, {max(days)}, {rival.name} in {rival.dtype}")
-    return _table(bench, gpu, "a program a head, no split of the keys, beside ours", columns, rows, seen,
-                  [f"{rival.name} computes in {rival.dtype} on tensor cores, ours in float32 without"], origin)
+    notes = [f"{rival.name} computes in {rival.dtype} on tensor cores, ours in float32 without", *_other_unit(pairs)]
+    return _table(bench, gpu, "a program a head, no split of the keys, beside ours", columns, rows, seen, notes, origin)
 
 
 # ---------------------------------------------------------------- tables
@@ -253,4 +329,4 @@ def _table(bench: Workbench, gpu: str | Gpu, words: str, columns: Sequence[str],
     ceilings = [roof.origin for roof in bench.ceilings(gpu)] if FLOOR in notes else []
     origin = join(*(m.origin for m in seen), *more, *ceilings, CALCULATED)
     return Table(f"{bench.study.title} on {find_gpu(gpu).name}: {words}", columns, rows, origin,
-                 [*notes, *stale_notes(seen)])
+                 list(dict.fromkeys([*notes, *stale_notes(seen)])))

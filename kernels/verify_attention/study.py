@@ -12,6 +12,7 @@ from .parts import (
     PART_ARGUMENTS,
     THREADS,
     Tiling,
+    grid_of_nodes,
     in_parts_asked_bytes,
     join_launch,
     parts_as_written,
@@ -59,8 +60,7 @@ def naive_launches(shape: Shape, gpu) -> list[Launch]:
             f"a score row of {shape.keys:,} keys takes {row:,} B of shared memory, and {NAIVE_STATIC:,} B hold the query; "
             f"{gpu.name} allows a block {limit:,} B: at most {(limit - NAIVE_STATIC) // 16 * 4:,} keys"
         )
-    grid = (shape.heads, shape.q_len, shape.batch)
-    return [Launch(NAIVE, grid, THREADS, (*ARGUMENTS, *scalars(shape)), dynamic_shared=row)]
+    return [Launch(NAIVE, grid_of_nodes(shape, shape.heads), THREADS, (*ARGUMENTS, *scalars(shape)), dynamic_shared=row)]
 
 
 def naive_asked_bytes(shape: Shape, gpu) -> int:
@@ -80,7 +80,7 @@ HEAD_TILE_SHARED = FLOAT * (
 def head_tile_launches(shape: Shape, gpu) -> list[Launch]:
     """A block a (tile of 8 heads, node, request); any prefix."""
     rows_together(shape)
-    grid = (-(-shape.heads // HEADS_PER_BLOCK), shape.q_len, shape.batch)
+    grid = grid_of_nodes(shape, -(-shape.heads // HEADS_PER_BLOCK))
     return [Launch(HEAD_TILE, grid, THREADS, (*ARGUMENTS, *scalars(shape)), dynamic_shared=HEAD_TILE_SHARED)]
 
 
@@ -98,7 +98,7 @@ PADDED_SHARED = HEAD_TILE_SHARED + FLOAT * 4 * (HEADS_PER_BLOCK + KEYS_PER_TILE)
 def padded_rows_launches(shape: Shape, gpu) -> list[Launch]:
     """As the head tile's."""
     rows_together(shape)
-    grid = (-(-shape.heads // HEADS_PER_BLOCK), shape.q_len, shape.batch)
+    grid = grid_of_nodes(shape, -(-shape.heads // HEADS_PER_BLOCK))
     return [Launch(PADDED_ROWS, grid, THREADS, (*ARGUMENTS, *scalars(shape)), dynamic_shared=PADDED_SHARED)]
 
 
@@ -107,7 +107,7 @@ def kv_split_launches(shape: Shape, gpu) -> list[Launch]:
     rows_together(shape)
     parts = parts_as_written(shape)
     arguments = (*PART_ARGUMENTS, *scalars(shape), i32(parts), i32(-(-shape.keys // parts)))
-    grid = (-(-shape.heads // HEADS_PER_BLOCK), shape.q_len, shape.batch * parts)
+    grid = grid_of_nodes(shape, -(-shape.heads // HEADS_PER_BLOCK), parts)
     return [Launch(KV_SPLIT, grid, THREADS, arguments, dynamic_shared=PADDED_SHARED), join_launch(shape, parts)]
 
 
@@ -161,6 +161,11 @@ STREAMS = tuple(
     Shape(batch=batch, q_len=9, heads=heads, prefix=prefix)
     for batch in (4, 16) for heads in (64, 8) for prefix in (16384, 4096, 1024)
 )
+# Where counters explain most: the shape of the predictions, shorter prefixes, fewer heads, more nodes.
+COUNTED_AT = tuple(
+    Shape(q_len=q_len, heads=heads, prefix=prefix)
+    for heads, q_len, prefix in ((64, 9, 16384), (64, 9, 4096), (64, 9, 1024), (8, 9, 16384), (64, 33, 1024))
+)
 LONG = tuple(Shape(q_len=9, heads=heads, prefix=prefix) for prefix in (185344, 131072) for heads in (64, 8))
 
 
@@ -192,6 +197,7 @@ study = Study(
     facts=facts,
     spec=spec,
     checks=sweep,
+    counted=COUNTED_AT,
     versions=(
         Version(
             name="naive",
