@@ -13,6 +13,7 @@ from perflab.compile import CompileError
 from perflab.errors import PerflabError
 from perflab.published import published_table
 from perflab.rivals import load_beside
+from perflab.timing import Timing
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "kernels" / "verify_attention"
@@ -133,8 +134,56 @@ def test_measurements_give_the_verdicts_of_what_was_measured(monkeypatch):
     swapped = {"warp_per_key": "float4", "float4": "warp_per_key"}
     monkeypatch.setattr(THEIRS, "measured", lambda version, **sizes: real(swapped.get(version, version), **sizes))
     assert BY_NAME["float4_wins"].verdict == "right" and replace(BY_NAME["float4_wins"]).verdict == "wrong"
-    monkeypatch.setattr(MODULE, "ladder", lambda: [real("warp_per_key"), real("head_tile")])
+    monkeypatch.setattr(THEIRS, "ladder", lambda: [real("warp_per_key"), real("head_tile")])
     assert BY_NAME["occupancy_wins"].verdict == "wrong" and replace(BY_NAME["occupancy_wins"]).verdict == "right"
+
+
+def test_counters_of_the_other_version_turn_the_claim_around(monkeypatch):
+    """Read the other way round, float4 asks more often than the scalar loads do: under either reading the claim is wrong."""
+    real = THEIRS.counters
+    swapped = {"warp_per_key": "float4", "float4": "warp_per_key"}
+    monkeypatch.setattr(THEIRS, "counters", lambda version: real(swapped[version]))
+    assert BY_NAME["transactions"].verdict == "ambiguous" and replace(BY_NAME["transactions"]).verdict == "wrong"
+
+
+@pytest.mark.parametrize(("swapped", "verdict"), [
+    ({}, "ambiguous"),  # as measured: room for 3 blocks buys nothing, parts of the keys buy more than padded rows
+    ({"plain_70k_1": "plain_70k_16"}, "right"),  # had room bought what it buys beside 16 parts
+    ({"plain_ballast_16": "padded_ballast_1", "padded_ballast_1": "plain_ballast_16"}, "wrong"),  # had padding bought more
+])  # fmt: skip
+def test_what_made_the_head_tile_slow_follows_from_the_experiment(monkeypatch, swapped, verdict):
+    real = THEIRS.starved
+    monkeypatch.setattr(THEIRS, "starved", lambda cell: real(swapped.get(cell, cell)))
+    assert replace(BY_NAME["root_cause"]).verdict == verdict
+
+
+def test_pages_of_one_token_would_be_the_cause_if_they_cost_as_much(monkeypatch):
+    """As measured: wrong. Had rows in pages taken four times as long, or the Triton kernel been fast without, ambiguous."""
+    assert BY_NAME["page_size"].verdict == "wrong"
+    real, together = THEIRS.measured, "register_tile_together"
+
+    def slow(version: str, **sizes: int):
+        found = real(version, **sizes)
+        cold = found.timing.cold
+        less = replace(cold, samples_seconds=tuple(s / 4 for s in cold.samples_seconds))
+        return replace(found, timing=replace(found.timing, cold=less)) if version == together else found
+
+    monkeypatch.setattr(THEIRS, "measured", slow)
+    assert replace(BY_NAME["page_size"]).verdict == "ambiguous"
+    monkeypatch.setattr(THEIRS, "THEIR_TRITON", 1e9)
+    assert replace(BY_NAME["page_size"]).verdict == "right"
+
+
+def test_the_triton_verify_is_divided_into_what_must_move():
+    """8 heads, 9 nodes, two bytes: 16,393 rows of 576, query and output; what masks and logarithms add is under 1 %."""
+    record = next(r for r in THEIRS.BENCH.store.newest("verify_attention", "H200")
+                  if (r.rival, r.kind) == ("Triton verify", "timing")
+                  and (r.shape["heads"], r.shape["q_len"], r.shape["prefix"]) == (8, 9, 16384))
+    seconds = Timing.from_dict(record.timing).cold.median_seconds
+    must = 2 * (16393 * 576 + 72 * (576 + 512))
+    assert THEIRS.triton_bytes_per_second(heads=8) == pytest.approx(must / seconds, rel=0.01)
+    with pytest.raises(PerflabError, match="not measured"):
+        THEIRS.triton_bytes_per_second(heads=7)
 
 
 # ---------------------------------------------------------------- what they are computed with

@@ -12,27 +12,34 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from perflab.counters import HardwareCounts
 from perflab.errors import PerflabError
 from perflab.gpus import gpu as find_gpu
+from perflab.hardware import launched
 from perflab.kernel import load
 from perflab.measurement import Measurement
 from perflab.occupancy_model import Occupancy
 from perflab.origins import Origin
 from perflab.published import published_table
 from perflab.resources import Resources
+from perflab.rivals import load_rivals
 from perflab.studies import load_study, triple
+from perflab.timing import Timing
 from perflab.versions import occupancy_of
 from perflab.workbench import Workbench
 from perflab.workspaces import Workspace
 
 HERE = Path(__file__).parent
 BENCH = Workbench(Workspace(HERE.parents[1]), load_study(HERE))
+STARVED = Workbench(BENCH.workspace, load_study(HERE.parent / "what_starved_it"))
 PROBLEM = sys.modules[BENCH.study.shape.__module__]
 RTX, H200 = "RTX PRO 6000", "H200"
 ROW_BYTES = PROBLEM.WIDTH * PROBLEM.FLOAT  # of a key
 
 V5_SECONDS, V6_SECONDS = 11.6e-3, 5.96e-3  # printed in D and B: at 64 heads, 9 nodes, 16,384 keys of prefix
 THEIR_FLOPS, THEIR_PEAK = 90e12, 1.8e12  # float32 a second and DRAM bytes a second of their card, as printed in D and B
+CAUSE = 2  # times faster without it: what takes half of the time or more is called its cause
+THEIR_TRITON = 14e9  # bytes a second that their production's Triton path is said to reach (B, C, D)
 L2_BYTES_PER_SECOND = 8.7e12  # of an RTX PRO 6000, measured by others: chipsandcheese.com/p/blackwell-nvidias-massive-gpu
 TEXTS = ("in brackets: A The Occupancy Awakening, B The Occupancy Tension, C The Moment of Truth, D When Theory Meets "
          "Silicon, and messages of the session; measured: our kernels on an H200, not theirs on their GPU")
@@ -69,6 +76,11 @@ def v6_bytes(**sizes: int) -> float:
     return v6_blocks(**sizes) * chunk_bytes(**sizes)
 
 
+def warp_steps() -> float:
+    """Multiply-add instructions that one warp of their version 6 issues: 8 warps share the chunk of a block."""
+    return chunk_bytes() / ROW_BYTES * (PROBLEM.WIDTH + PROBLEM.LATENT) / (8 * 32)
+
+
 def held(version: str, gpu: str = "", **sizes: int) -> Occupancy:
     """The occupancy of a version's first launch; on their GPU if none is named."""
     chosen = find_gpu(gpu or RTX)
@@ -86,7 +98,45 @@ def measured(version: str, **sizes: int) -> Measurement:
     return BENCH[version].timing(at(**sizes), H200)
 
 
-def of(*found: Measurement) -> tuple[Origin, ...]:
+def ladder() -> list[Measurement]:
+    """Our versions that are taken at every shape, as measured at the write-ups' shape."""
+    names = (bound.name for bound in BENCH.versions if bound.version.shapes is None)
+    return [measured(name) for name in names if BENCH.record(name, at(), find_gpu(H200), "timing")]
+
+
+@cache
+def starved(cell: str) -> Measurement:
+    """The recorded times of a cell of the study what_starved_it: the head tile's loop with its suspects switched."""
+    return STARVED[cell].timing(at(), H200)
+
+
+@cache
+def counters(version: str) -> HardwareCounts:
+    """What Nsight Compute counted of one of our versions on the H200 at the write-ups' shape."""
+    return BENCH[version].counters(at(), H200)
+
+
+def shares(version: str) -> dict[str, float]:
+    """What each unit of the H200 needs at least of the time of one of our versions, in percent, by unit."""
+    return {one.what: 100 * (one.share or math.nan) for one in BENCH[version].limits(at(), H200).rows if not one.is_loss}
+
+
+def warps(version: str) -> float:
+    """Warps an SM that the main launch of one of our versions reached on the H200."""
+    return launched(counters(version))[0]["achieved_warps_per_sm"]
+
+
+def triton_bytes_per_second(**sizes: int) -> float:
+    """Bytes that must move over recorded cold time, of a plain Triton verify on the H200: a program a head, rows together."""
+    known = load_rivals(HERE)
+    rival = known.rival("Triton verify")
+    record = BENCH.store.find(BENCH.name, "", at(**sizes), H200, "timing", rival.dtype, rival=rival.name)
+    if record is None or known.work is None:
+        raise PerflabError(f"{rival.name} is not measured on {H200}: perflab measure {BENCH.name} --rivals")
+    return known.work(at(**sizes), rival.dtype).bytes / Timing.from_dict(record.timing).cold.median_seconds
+
+
+def of(*found: Measurement | HardwareCounts) -> tuple[Origin, ...]:
     """Their origins; what no longer describes today's code says so."""
     return tuple(Origin(m.origin.kind, m.origin.detail + (", STALE" if m.stale else "")) for m in found)
 
