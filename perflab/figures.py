@@ -22,7 +22,7 @@ INK, GREY = "#1F2328", "#6E7781"
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", INK)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
-COLORS = 64  # of a PNG: the palette, and the greys and tints of its smooth edges
+TINTS = 56  # colours of a PNG beside the palette: greys, and its smooth edges
 WIDTH_INCHES, HEIGHT_INCHES, DOTS_PER_INCH = 8.4, 4.6, 110
 CHARACTERS_PER_LINE = 151  # of the origin along the bottom edge, DejaVu Sans at 7.5 points
 
@@ -113,17 +113,21 @@ class Picture:
     def png(self) -> bytes:
         """The picture as a PNG file: the same bytes each time, with no date and no software version in it.
 
-        In COLORS colours without dithering: it looks the same, in a quarter of the bytes.
+        In few colours, the palette's among them, without dithering: it looks the same, in a quarter of the bytes.
         """
         from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.colors import to_rgb
         from PIL import Image
 
-        stream = io.BytesIO()
         with house_style():
             canvas = FigureCanvasAgg(self.draw())
             canvas.draw()
         pixels = Image.frombytes("RGBA", canvas.get_width_height(), bytes(canvas.buffer_rgba())).convert("RGB")
-        pixels.quantize(COLORS, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(stream, "PNG", optimize=True)
+        tints = pixels.quantize(TINTS, Image.Quantize.MEDIANCUT).getpalette() or []
+        colors = Image.new("P", (1, 1))
+        colors.putpalette([round(255 * part) for color in PALETTE for part in to_rgb(color)] + tints[: 3 * TINTS])
+        stream = io.BytesIO()
+        pixels.quantize(palette=colors, dither=Image.Dither.NONE).save(stream, "PNG", optimize=True)
         return stream.getvalue()
 
     def markdown(self) -> str:

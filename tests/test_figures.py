@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 
@@ -77,3 +78,21 @@ def test_drawing_never_loads_pyplot_and_importing_never_loads_matplotlib():
         "figures.Picture('t', lambda: figures.frame('t')[0]).png(); assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_colour_of_few_pixels_stays_itself_in_the_file():
+    """Every colour of the palette as a dot or two on a page of greys: what is quantised by area alone moves such a colour."""
+    from matplotlib.colors import to_rgb
+    from PIL import Image
+
+    def dots():
+        figure, axes = figures.frame("Dots", "", "")
+        axes.imshow([[k / 255 for k in range(256)]], cmap="gray", aspect="auto", extent=(0, 10, 0, 1))
+        for k, color in enumerate(figures.PALETTE):
+            axes.plot(k, 2, "s", color=color, markersize=3)
+        return figure
+
+    image = Image.open(io.BytesIO(Picture("t", dots).png())).convert("RGB")
+    there = {color for _, color in image.getcolors(1 << 20)}
+    assert {tuple(round(255 * part) for part in to_rgb(color)) for color in figures.PALETTE} <= there
+    assert len(there) <= figures.TINTS + len(figures.PALETTE)
