@@ -53,6 +53,7 @@ class Axis:
 TIME = Axis("time [us]", 1e-6, tables.seconds)
 BANDWIDTH = Axis("bandwidth [GB/s]", 1e9, tables.bytes_per_second)
 BLOCKS = Axis("blocks", 1, tables.cell)
+CLOSE = 0.85  # of the level above: less apart, two names do not fit
 LETTER_INCHES = 0.085  # a digit of a tick; letters of a name are narrower on average
 AXES_INCHES = 7.0  # what the value axis and a legend's sample leave of a picture's width to the axes and the names
 
@@ -173,9 +174,18 @@ def steps(title: str, device: str, origin: str, axis: Axis, names: Sequence[str]
 
 
 def _levels(axes: Axes, levels: Sequence[Level], axis: Axis) -> None:
-    for k, level in enumerate(sorted(levels, key=lambda level: -level.y)):  # the highest named above its line, others below
+    """A dotted line each. The highest is named above its line, others below; those close under another share its name's place,
+    for there they would stand on the curves."""
+    close: list[list[Level]] = []
+    for level in sorted(levels, key=lambda level: -level.y):
         axes.axhline(level.y / axis.unit, color=figures.GREY, linestyle=":", linewidth=1.4)
-        axes.annotate(level.name, (0.01, level.y / axis.unit), (0, -3 if k else 3), xycoords=("axes fraction", "data"),
+        if close and level.y > CLOSE * close[-1][0].y:
+            close[-1].append(level)
+        else:
+            close.append([level])
+    for k, group in enumerate(close):
+        name = "; ".join(level.name for level in group)
+        axes.annotate(name, (0.01, group[0].y / axis.unit), (0, -3 if k else 3), xycoords=("axes fraction", "data"),
                       textcoords="offset points", fontsize=8.5, color=figures.GREY, va="top" if k else "bottom",
                       bbox={"fc": "white", "ec": "none", "pad": 0.5})
 

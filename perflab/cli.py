@@ -272,7 +272,7 @@ def measure(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
     item_limit: Annotated[float | None, typer.Option(help="Seconds after which an item is taken to hang.")] = None,
     rivals: Annotated[bool, typer.Option("--rivals", help="What is installed here, not the study's versions.")] = False,
-    counters: Annotated[bool, typer.Option("--counters", help="Hardware counters, by ncu, not times.")] = False,
+    counters: Annotated[bool, typer.Option("--counters", help="Hardware counters, by ncu, where the study counts.")] = False,
     sanitize: Annotated[bool, typer.Option("--sanitize", help="Under compute-sanitizer, each at its smallest shape.")] = False,
     checks: Checks = False,
 ) -> None:

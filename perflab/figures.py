@@ -125,7 +125,7 @@ class Picture:
         pixels = Image.frombytes("RGBA", canvas.get_width_height(), bytes(canvas.buffer_rgba())).convert("RGB")
         tints = pixels.quantize(TINTS, Image.Quantize.MEDIANCUT).getpalette() or []
         colors = Image.new("P", (1, 1))
-        colors.putpalette([round(255 * part) for color in PALETTE for part in to_rgb(color)] + tints[: 3 * TINTS])
+        colors.putpalette([round(255 * part) for color in ("white", *PALETTE) for part in to_rgb(color)] + tints[: 3 * TINTS])
         stream = io.BytesIO()
         pixels.quantize(palette=colors, dither=Image.Dither.NONE).save(stream, "PNG", optimize=True)
         return stream.getvalue()

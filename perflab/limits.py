@@ -10,7 +10,7 @@ Amounts are hardware counters where they were recorded, else counts of PTX; amou
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -111,7 +111,15 @@ class Limits(Shown):
         """A row a limit under the verdict; what could not be said is below."""
         rows = [(one.name, one.sense, _seconds(one), _share(one, self.seconds), one.evidence, one.kinds) for one in self.rows]
         return Table(f"{self.title}: {self.verdict}", ("what", "", "time", "of the cold time", "evidence", "from"), rows,
-                     join(*self.origins), self.notes)
+                     join(*self.origins), [REMARK, *_legend(self.rows), *self.notes])
+
+
+def _legend(rows: Iterable[Limit]) -> list[str]:
+    """What the stall reasons mean that the rows name: one note, or none."""
+    said = [row.evidence for row in rows if row.what == WAITS]
+    told = [f"{reason.replace('_', ' ')}: waits for {words}" for reason, words in STALLS.items()
+            if any(f"% {reason.replace('_', ' ')}" in evidence for evidence in said)]
+    return ["; ".join(told)] if told else []
 
 
 def _seconds(one: Limit) -> str:
@@ -275,10 +283,7 @@ def limits_of(bound: BoundVersion, shape: Any, gpu: Gpu, sample: int | None = SA
         rows, notes, weights = _from_counts(bound, shape, gpu, sample, len(each), units, timed)
         rows += [*calculated_losses(each, weights, [*rows, *launch], seconds)]
     rows += [*_spills(bound, gpu, units, measured), *launch]
-    told = [f"{reason.replace('_', ' ')}: waits for {words}" for reason, words in STALLS.items()
-            if any(f"% {reason.replace('_', ' ')}" in row.evidence for row in rows if row.what == WAITS)]
-    notes = [REMARK, *(["; ".join(told)] if told else []), *notes,
-             *(f"STALE: the timing: {reason}" for reason in (timed.stale if timed else ()))]
+    notes = [*notes, *(f"STALE: the timing: {reason}" for reason in (timed.stale if timed else ()))]
     time = f", {tables.seconds(seconds)} cold" if seconds else ""
     title = f"{bench.name}/{bound.name} on {gpu.name} at {describe(shape)}{time}"
     return ranked(title, rows, seconds, [timed.origin] if timed else [], notes)
@@ -338,7 +343,7 @@ def _spills(bound: BoundVersion, gpu: Gpu, units: Mapping[str, Unit], measured: 
 
 def limits_table(title: str, versions: Sequence[BoundVersion], shape: Any, gpu: Gpu) -> Table:
     """A row a version: its busiest unit, idle SMs and waits as shares of its cold time, and what warps wait for most."""
-    rows, origins, notes = list[tuple](), list[Origin](), list[str]()
+    rows, origins, limits, notes = list[tuple](), list[Origin](), list[Limit](), list[str]()
     for bound in versions:
         try:
             found = limits_of(bound, shape, gpu)
@@ -352,7 +357,8 @@ def limits_table(title: str, versions: Sequence[BoundVersion], shape: Any, gpu: 
         rows.append((bound.name, tables.seconds(found.seconds), busiest.name if busiest else tables.NOTHING, *cells,
                      waiting.mostly if waiting and waiting.mostly else tables.NOTHING))
         origins += found.origins
-        notes += [note if bound.name in note else f"{bound.name}: {note}" for note in found.notes if note != REMARK]
+        limits += found.rows
+        notes += [note if bound.name in note else f"{bound.name}: {note}" for note in found.notes]
     columns = ("version", "cold median", "busiest unit", "of the time", "idle SMs", "waits", "mostly for")
     return Table(f"{title}: what holds each version on {gpu.name} at {describe(shape)}", columns, rows, join(*origins),
-                 list(dict.fromkeys([REMARK, *notes])))
+                 list(dict.fromkeys([REMARK, *_legend(limits), *notes])))

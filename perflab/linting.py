@@ -149,12 +149,13 @@ class Lint:
         return {"text/plain": str(self), "text/markdown": self.markdown()}
 
 
-def lint(path: str | Path, gpus: Sequence[str] | None = None) -> Lint:
+def lint(path: str | Path, gpus: str | Sequence[str] | None = None) -> Lint:
     """Compile a file for every architecture (or for `gpus`), list what spills, and run its trials on the CPU.
 
     An architecture older than the first for which it compiles is a note; a newer one that fails is an error, and so is any
     that was asked for. Spills are notes. A kernel without a trial (see `Trial`) is compiled only, and said to be.
     """
+    gpus = [gpus] if isinstance(gpus, str) else gpus
     kernel = load(path)
     text = kernel.source.text
     declared = trials(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from functools import cache
 
 from perflab import gpus
@@ -31,3 +32,9 @@ def gpu_here() -> Gpu | None:
 def default_gpu() -> Gpu:
     """The GPU to talk about: PERFLAB_GPU, else the GPU in this machine, else the H200 that the records are from."""
     return gpus.default_gpu(gpu_here)
+
+
+def gpus_asked(asked: str | Gpu | Sequence[str | Gpu] | None) -> list[Gpu]:
+    """The GPUs that a verb is asked about: one or several, by name or value; the default one for None."""
+    several = [asked] if isinstance(asked, (str, Gpu)) else asked or [default_gpu()]
+    return [gpus.gpu(one) for one in several]

@@ -23,7 +23,7 @@ import time
 import zipfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -138,7 +138,8 @@ def _parser() -> argparse.ArgumentParser:
         part.add_argument("-o", "--output", required=True, help="file of records; appended as they come")
         part.add_argument("--limit-seconds", type=float, help="end within about this time")
         part.add_argument("--item-limit-seconds", type=float, help="end an item (or ncu's run of a shape) that takes longer")
-        part.add_argument("--shapes", type=int, help="counters of the first N shapes only")
+        part.add_argument("--shapes", type=int, help="counters of the first N shapes of the plan, instead of "
+                          "those that the study names (Study.counted)")
         part.add_argument("--cache-control", choices=CACHE_CONTROLS, default="all",
                           help="flush caches before each replay, or not")
     launch = commands.add_parser("launch", help="run items once, nothing else; `counters` and `sanitize` start it under a tool")
@@ -194,12 +195,22 @@ def _left(plan: Plan, indices: Sequence[int], output: RecordFile, name: str, kin
     return left
 
 
+def to_count(plan: Plan, first: int | None) -> list[int]:
+    """The items to count: at the first so many shapes, else at those that the study declares for it, else at all."""
+    assert plan.folder is not None
+    shapes = [json.dumps(item.shape, sort_keys=True) for item in plan.items]
+    declared = [json.dumps(asdict(shape), sort_keys=True) for shape in load_study(plan.folder).counted]
+    chosen = declared if declared and first is None else list(dict.fromkeys(shapes))[:first]
+    return [k for k, shape in enumerate(shapes) if shape in chosen]
+
+
 def _counters(plan: Plan, folder: str, output: RecordFile, chosen: argparse.Namespace) -> list[Outcome]:
     """Hardware counters of what `output` holds none of yet."""
     begin, device = time.monotonic(), _device(plan, folder)
-    shapes = [json.dumps(item.shape, sort_keys=True) for item in plan.items]
-    first = list(dict.fromkeys(shapes))[: chosen.shapes]
-    left = _left(plan, [k for k, shape in enumerate(shapes) if shape in first], output, device["name"], "counts")
+    items = to_count(plan, chosen.shapes)
+    if not items:
+        _print_now("nothing to count: no item is at a shape of Study.counted; --shapes N takes the first N instead")
+    left = _left(plan, items, output, device["name"], "counts")
     return [count_plan(plan, left, Target(Path(folder) / "__main__.py"), device, output.append, _print_now,
                        chosen.cache_control, _rest(chosen, begin), chosen.item_limit_seconds)]
 

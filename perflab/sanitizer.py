@@ -35,14 +35,16 @@ _DEVICE = re.compile(rf"Device Frame: ?{_FRAME}")
 _BY = re.compile(r"by thread \((\d+),(\d+),(\d+)\) in block \((\d+),(\d+),(\d+)\)")
 _RACE = re.compile(rf"(?:(?P<level>Error|Warning|Info): )?Race reported between (?P<access>\w+) access {_AT.pattern}")
 _AND = re.compile(rf"and (?P<access>\w+) access {_AT.pattern}(?: \[(?P<hazards>\d+) hazards?\])?")
-_HAZARD = re.compile(r"(?:(?P<level>Error|Warning|Info): )?Potential (?:RAW|WAR|WAW) hazard detected at __shared__ "
-                     r"0x[0-9a-f]+ in block \((?P<block>\d+,\d+,\d+)\) :")
+_HAZARD = re.compile(r"(?:(?P<level>Error|Warning|Info): )?(?:\([\w ]+\) )?Potential (?:RAW|WAR|WAW) hazard detected "
+                     r"at __shared__ 0x[0-9a-f]+ in block \((?P<block>\d+,\d+,\d+)\) :")
 _RACER = re.compile(rf"(?P<access>Read|Write) Thread \((?P<thread>\d+,\d+,\d+)\) {_AT.pattern}")
 _NOT_PRINTED = re.compile(r"ERROR SUMMARY: (\d+) errors? (?:were|was) not printed")
 _NO_FINDING = re.compile(r"COMPUTE-SANITIZER|(ERROR|RACECHECK|LEAK) SUMMARY|Program hit|Target application returned|"
                          r"Error: process didn't terminate|Saved host backtrace")
 _KINDS = {
-    r"Invalid __\w+__ (read|write|atomic).*": "out of bounds",
+    r"(Invalid|Potential invalid) __\w+__ (read|write|atomic).*": "out of bounds",
+    r"Warp assert": "assertion",
+    r"Trace/breakpoint trap": "trap",
     r"Uninitialized .*": "uninitialised",
     r"Barrier error detected\. Invalid arguments.*": "absent lane",
     r"Barrier error detected.*": "barrier divergence",
@@ -54,7 +56,6 @@ _WORDS = {
     "No attachable process found": "compute-sanitizer could not attach to Python: its own libraries must be beside it",
     "Unable to find injection library": "compute-sanitizer does not find its own libraries: start it from the CUDA toolkit",
 }
-_STATES = {"ended": "", "failed": "error", "hangs": "hangs", "timed out": "hangs", "died": "died"}
 
 
 # ---------------------------------------------------------------- reading
@@ -266,45 +267,6 @@ def finders(name: str, emulated: Iterable[Fault], sanitized: Findings) -> Table:
             for (where, kind), mine in sorted(found.items())]
     return Table(f"{name}: who finds what, with occurrences", ("where", "kind", *columns), rows, str(sanitized.origin),
                  sanitized.stale_notes)
-
-
-def planted_table(data: Mapping[str, Any]) -> Table:
-    """Who finds planted bugs: a row a bug, who noticed it, last the sums; data: what tests/gpu/planted.py wrote.
-
-    'found': at a line of the bug; 'elsewhere': at other lines only; 'error': the launch failed and no line was named.
-    """
-    finders = ("emulator", *data["options"])
-    rows, clean = list[tuple[str, ...]](), dict.fromkeys(finders, 0)
-    for case in data["cases"]:
-        tools = {"emulator": {"state": "ended", "findings": case["emulator"]}, **case["tools"]}
-        if case["number"]:
-            where = f"{case['source']}.cu:{', '.join(map(str, case['lines']))}"
-            rows.append((where, case["what"], _outputs_said(case["outputs"]),
-                         *(_tool_said(case["lines"], tools.get(finder)) for finder in finders)))
-        else:
-            clean = {finder: clean[finder] + len(tools.get(finder, {}).get("findings", ())) for finder in finders}
-    noticed = sum(row[2] not in ("right", "not run", "died") for row in rows)
-    sums = (noticed, *(sum(row[3 + k] == "found" for row in rows) for k in range(len(finders))))
-    notes = [f"reports on the {len(data['cases']) - len(rows)} kernels without a bug: "
-             f"{', '.join(f'{finder} {count}' for finder, count in clean.items())}"]
-    total = ("found, or seen in outputs", f"of {len(rows)}", *map(str, sums))
-    return Table(f"{len(rows)} planted bugs: who finds them", ("where", "what", "outputs", *finders), [*rows, total],
-                 str(Origin("measured", f"{data['gpu']}, {data['utc'][:10]}, {data['sanitizer']}")), notes)
-
-
-def _outputs_said(outputs: Mapping[str, Any] | None) -> str:
-    """What a test of outputs sees: in how many of its launches they are not those of float64."""
-    if outputs is None or outputs["state"] != "ended":
-        return _STATES[outputs["state"]] if outputs else "not run"
-    wrong = outputs["runs"] - outputs["right"]
-    return "right" if not wrong else "wrong" if not outputs["right"] else f"wrong {wrong} of {outputs['runs']}"
-
-
-def _tool_said(lines: Sequence[int], tool: Mapping[str, Any] | None) -> str:
-    """How far a finder came with a bug that is at these lines."""
-    if tool and tool["findings"]:
-        return "found" if any(set(lines) & set(one["lines"]) for one in tool["findings"]) else "elsewhere"
-    return _STATES[tool["state"]] if tool else "not run"
 
 
 # ---------------------------------------------------------------- running it

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from functools import cached_property
 from itertools import product
 from typing import Any
 
@@ -19,7 +18,7 @@ from perflab.gpus import Gpu
 from perflab.gpus import gpu as find_gpu
 from perflab.kernel import Kernel
 from perflab.limits import limits_table
-from perflab.machine import default_gpu
+from perflab.machine import default_gpu, gpus_asked
 from perflab.measurement import CALCULATED, Measurement, describe, floor_seconds, ratio_interval, speed_up, stale_notes
 from perflab.measuring import measure
 from perflab.occupancy_model import Occupancy
@@ -52,10 +51,12 @@ def _occupancy_cells(launch: Launch, found: Occupancy) -> tuple:
 
 # ---------------------------------------------------------------- the study
 class Workbench:
-    """A study with its records: `bench["version"]`, `bench.shape(…)`, and tables and pictures over all versions."""
+    """A study with its records in `store`: `bench["version"]`, `bench.shape(…)`, tables and pictures over all versions."""
 
-    def __init__(self, here: Workspace, declared: Study, shown: Sequence[str] | None = None) -> None:
+    def __init__(self, here: Workspace, declared: Study, shown: Sequence[str] | None = None,
+                 store: RecordStore | None = None) -> None:
         self.workspace = here
+        self.store = store or RecordStore(here.records)
         self.study = declared
         self.name = declared.name
         names = [version.name for version in declared.versions] if shown is None else shown
@@ -63,12 +64,7 @@ class Workbench:
 
     def only(self, *names: str) -> Workbench:
         """The same study with only these versions in its tables and pictures, in the order given."""
-        return Workbench(self.workspace, self.study, names)
-
-    @cached_property
-    def store(self) -> RecordStore:
-        """The workspace's records."""
-        return RecordStore(self.workspace.records)
+        return Workbench(self.workspace, self.study, names, self.store)  # which has read them: a second for thousands
 
     def __getitem__(self, name: str) -> BoundVersion:
         return BoundVersion(self, self.study.version(name))
@@ -113,12 +109,12 @@ class Workbench:
         return [b for b in self.versions if b.version.shapes is None or set(b.version.shapes) & set(shapes)]
 
     # ------------------------------------------------------------ tables
-    def resources(self, gpus: Sequence[str | Gpu] | None = None) -> Table:
+    def resources(self, gpus: str | Gpu | Sequence[str | Gpu] | None = None) -> Table:
         """A row a kernel and GPU: registers, spills, shared memory, barriers, and the loads that its SASS holds."""
         rows, origins = [], []
         for bound in self.versions:
             for kernel in bound.version.kernels:
-                for gpu in gpus or [default_gpu()]:
+                for gpu in gpus_asked(gpus):
                     found = kernel.resources(gpu)
                     rows.append((_label(bound, kernel), found.architecture, found.registers, found.static_shared_bytes,
                                  found.stack_bytes, found.spill_store_bytes + found.spill_load_bytes, found.barriers))
@@ -126,14 +122,14 @@ class Workbench:
         columns = ("version", "architecture", "registers", "static shared [B]", "stack [B]", "spills [B]", "barriers")
         return Table(f"{self.study.title}: compiled resources", columns, rows, join(*origins))
 
-    def occupancy(self, shape: Any, gpus: Sequence[str | Gpu] | None = None) -> Table:
+    def occupancy(self, shape: Any, gpus: str | Gpu | Sequence[str | Gpu] | None = None) -> Table:
         """A row a launch, GPU and shape (one, or a list): blocks asked and held, warps, what limits them, waves."""
         shapes = list(shape) if isinstance(shape, (list, tuple)) else [shape]
         labels = shape_labels([asdict(s) for s in shapes]) if len(shapes) > 1 else [""]
         rows: list[tuple] = []
         origins: list[Origin] = []
         notes = []
-        for bound, gpu in product(self.versions, map(find_gpu, gpus or [default_gpu()])):
+        for bound, gpu in product(self.versions, gpus_asked(gpus)):
             for one, label in zip(shapes, labels, strict=True):
                 head = (gpu.name, *([label] if len(shapes) > 1 else []))
                 try:
@@ -361,9 +357,9 @@ class Workbench:
         origins = join(*(m.origin for row in measured.values() for m in row), CALCULATED)
         return charts.curves(f"{self.study.title}: cold time", _device(chosen, fixed), origins, over, charts.TIME, lines)
 
-    def slots(self, shape: Any, gpus: Sequence[str | Gpu]) -> Picture:
+    def slots(self, shape: Any, gpus: str | Gpu | Sequence[str | Gpu] | None = None) -> Picture:
         """Blocks of each version's grid beside the blocks each GPU holds at once: under one wave, SMs stand idle."""
-        return slots_picture(self.study.title, self.versions, shape, [find_gpu(gpu) for gpu in gpus])
+        return slots_picture(self.study.title, self.versions, shape, gpus_asked(gpus))
 
     def _telling(self, shape: Any) -> str:
         """A shape by the sizes in which the declared ones differ: short enough for a picture's title."""
@@ -416,7 +412,8 @@ class Workbench:
 
         counted: as three joined points instead, of the FLOPs and bytes that were counted on the CPU: those asked for, those
         of the sectors touched, and distinct ones (not of a `sample`, as for `count`: it meets only a part of them).
-        measured: as three joined points, of the FLOPs and the bytes that L1, L2 and DRAM moved, by recorded counters.
+        measured: as three joined points, of the FLOPs and the bytes that L1, L2 and DRAM moved, by recorded counters; versions
+        without them are left out.
         """
         chosen = find_gpu(gpu or default_gpu())
         points: list[Point] = []
@@ -425,13 +422,15 @@ class Workbench:
             if not isinstance(found, Measurement):
                 continue
             if measured:
-                points += hardware.measured_points(bound, shape, chosen, found)
+                if self.record(bound.name, shape, chosen, "counts"):
+                    points += hardware.measured_points(bound, shape, chosen, found)
             elif counted:
                 points += hardware.emulated_points(bound, found, sample)
             else:
                 points.append(Point(bound.name, found.work.flops, found.work.bytes, found.seconds, origin=found.origin))
         if not points:
-            raise PerflabError(f"nothing of {self.name} is measured on {chosen.name} at {describe(shape)}")
+            how = f", with counters: `perflab measure {self.name} --counters` takes them" if measured else ""
+            raise PerflabError(f"nothing of {self.name} is measured on {chosen.name} at {describe(shape)}{how}")
         levels = [roof for roof in self.ceilings(chosen) if roof.name != "DRAM copy"]
         dtype = self.study.dtype
         roofs = level_roofs(chosen, dtype, levels) if measured else (*self._divisors(chosen), *datasheet_roofs(chosen, dtype))

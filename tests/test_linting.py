@@ -107,6 +107,11 @@ def test_what_needs_a_newer_architecture_is_a_note_and_an_error_where_asked_for(
     assert found.errors and "f does not compile for sm_75" in found.errors[0]
 
 
+def test_one_architecture_may_be_a_bare_name(write):
+    path = write(GOOD)
+    assert str(lint(path, "sm_90")) == str(lint(path, ["sm_90"]))
+
+
 def test_a_file_that_does_not_compile_is_an_error(write):
     found = lint(write('extern "C" __global__ void f(float* x) { x[0] = nonsense; }\n'), ["sm_90"])
     assert not found.passed and "nonsense" in found.errors[0]

@@ -207,6 +207,22 @@ def test_counters_and_sanitize_go_on_where_they_stopped(packed: Path, tools: str
     assert store.find("saxpy", "half", {"n": 1000}, "H200", "faults").payload["tools"]["memcheck"]["faults"]  # type: ignore
 
 
+def test_counters_are_taken_where_the_study_names_shapes_for_them(tmp_path: Path, tools: str) -> None:
+    folder = make_study(tmp_path)
+    file = folder / "study.py"
+    file.write_text(file.read_text().replace("    work=lambda", "    counted=(Shape(1000),),\n    work=lambda", 1))
+    plan = planned(folder, "plain", "half")[1]
+    assert [plan.items[k].shape["n"] for k in packing.to_count(plan, None)] == [1000, 1000]
+    assert [plan.items[k].shape["n"] for k in packing.to_count(plan, 1)] == [4000, 4000]
+    output = tmp_path / "r.jsonl"
+    done = started(pack(plan, folder, tmp_path / "counted.pyz"), "counters", "-o", str(output), PATH=tools)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [(r.kind, r.version, r.shape["n"]) for r in RecordFile(output).read()] == [
+        ("counts", "plain", 1000), ("counts", "half", 1000)]
+    elsewhere = replace(plan, items=tuple(item for item in plan.items if item.shape["n"] != 1000))
+    assert packing.to_count(elsewhere, None) == []  # never others instead: --stale leaves out what is fresh
+
+
 def test_all_in_one_go_and_without_ncu_the_rest(packed: Path, tools: str, tmp_path: Path) -> None:
     output = tmp_path / "r.jsonl"
     done = started(packed, "all", "-o", str(output), "--limit-seconds", "400", PATH=tools, PERFLAB_FAKE_TOOL="permission")

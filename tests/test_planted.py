@@ -14,6 +14,8 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "gpu"))
 import planted  # noqa: E402
 
+from perflab.planted import planted_table  # noqa: E402
+
 CUPY = '''
 import numpy as np
 
@@ -118,3 +120,53 @@ def test_what_hangs_comes_last() -> None:
 def test_the_grid_barrier_has_a_block_more_than_the_gpu_holds() -> None:
     (case,) = [case for case in planted.all_cases() if (case["source"], case["number"]) == ("reduction", 21)]
     assert case["launch"].grid == planted.DEVICE_SMS + 1 and case["launch"].dynamic_shared > 232_448 // 2
+
+
+# ---------------------------------------------------------------- the table
+def test_who_finds_planted_bugs_row_by_row_and_in_all() -> None:
+    def case(number: int, outputs: tuple[str, int] | None, emulated: list[int], **tools: tuple[str, list[int]]) -> dict:
+        said = {tool: {"state": state, "findings": [{"kind": "race", "lines": [line] if line else []} for line in lines]}
+                for tool, (state, lines) in tools.items()}
+        return {"source": "tile", "number": number, "lines": [9, 12], "what": f"bug {number}",
+                "emulator": [{"kind": "race", "lines": emulated}] if emulated else [], "tools": said,
+                "outputs": outputs and {"state": outputs[0], "runs": 20, "right": outputs[1]}}
+
+    table = planted_table({
+        "gpu": "H200", "utc": "2026-11-30T01:02:03", "sanitizer": "compute-sanitizer 2025.3.1",
+        "options": {"memcheck": ["--tool", "memcheck"], "racecheck": ["--tool", "racecheck", "--racecheck-report", "all"]},
+        "given_up_seconds": {"plain": 8.0, "tool": 15.0},
+        "cases": [
+            case(1, ("ended", 20), [9, 12], memcheck=("ended", []), racecheck=("ended", [12, 99])),
+            case(2, ("ended", 17), [9], memcheck=("failed", []), racecheck=("hangs", [])),
+            case(3, ("hangs", 0), [40], memcheck=("ended", [40]), racecheck=("timed out", [])),
+            case(4, ("failed", 0), [], memcheck=("died", [])),
+            case(5, None, [9], memcheck=("ended", [9]), racecheck=("ended", [9])),
+            case(6, ("ended", 0), [9], memcheck=("ended", [9]), racecheck=("ended", [])),
+            case(7, ("failed", 0), [9], memcheck=("failed", [0]), racecheck=("failed", [])),
+            case(0, ("ended", 20), [], memcheck=("ended", [9]), racecheck=("ended", [])),
+        ]})
+    assert [row[2:] for row in table.rows] == [
+        ("right", "found", "", "found"),
+        ("wrong 3 of 20", "found", "error", "hangs"),
+        ("hangs", "elsewhere", "elsewhere", "hangs"),
+        ("error", "", "died", "not run"),
+        ("not run", "found", "found", "found"),
+        ("wrong", "found", "found", ""),
+        ("error", "found", "no line", "error"),
+        ("5", "5", "2", "2"),
+    ]
+    assert table.rows[0][:2] == ("tile.cu:9, 12", "bug 1") and table.rows[-1][1] == "of 7"
+    assert table.notes == ["reports on the 1 kernels without a bug: emulator 0, memcheck 1, racecheck 0",
+                           "asked: memcheck, racecheck --racecheck-report all",
+                           "hangs: not ended 8 s after the launch, under a tool 15 s"]
+
+
+def test_what_the_runs_reader_did_not_understand_is_read_again() -> None:
+    case = {"source": "reduction", "entry": "reduce", "grid": [4, 1, 1], "block": [256, 1, 1]}
+    trap = "Trace/breakpoint trap | at reduce+0xb50 in reduction.cu:157 | by thread (5,0,0) in block (0,0,0)"
+    race = {"kind": "race", "lines": [32, 39], "message": "", "times": 7}
+    known = ("Potential RAW hazard detected at __shared__ 0x7c0 in block (2,0,0) : | Write Thread (240,0,0) at reduce+0x2f0 in "
+             "reduction.cu:32 | Read Thread (224,0,0) at reduce+0x300 in reduction.cu:39")
+    again = planted.read_again({"findings": [race], "notes": [trap, "what nobody knows | at reduce+0x1", known]}, case)
+    assert again["findings"][0] == race and [(one["kind"], one["lines"]) for one in again["findings"][1:]] == [("trap", [157])]
+    assert again["notes"] == ["what nobody knows | at reduce+0x1"]

@@ -27,7 +27,6 @@ from perflab.sanitizer import (
     findings,
     from_record,
     merged,
-    planted_table,
     sanitize_plan,
     smallest,
 )
@@ -56,6 +55,24 @@ PERFLAB-ITEM 3 ended
 ========= Target application returned an error
 ========= ERROR SUMMARY: 1257 errors
 ========= ERROR SUMMARY: 1157 errors were not printed. Use --print-limit option to adjust the number of printed errors
+"""
+UNUSUAL = """========= COMPUTE-SANITIZER
+========= Warp assert
+=========     at __assertfail+0x19a0
+=========     by thread (0,6,0) in block (0,1,0)
+=========         Device Frame: __assertfail+0x1930
+========= Trace/breakpoint trap
+=========     at reduce+0xb50 in reduction.cu:157
+=========     by thread (5,0,0) in block (0,0,0)
+========= Warning: (Warp Level Programming) Potential RAW hazard detected at __shared__ 0x7c0 in block (2,0,0) :
+=========     Write Thread (240,0,0) at _Z12warp_largestfPfi+0x2f0 in reduction.cu:32
+=========     Read Thread (224,0,0) at _Z12warp_largestfPfi+0x300 in reduction.cu:39
+=========     Current Value : 0
+========= Potential invalid __shared__ read of size 4 bytes
+=========     at _Z12warp_largestfPfi+0x1030 in reduction.cu:39
+=========     by thread (248,0,0) in block (2,0,0)
+=========     Address 0xc0000790 is located in a block that might not have entered yet
+========= Target application returned an error
 """
 RACECHECK = """========= COMPUTE-SANITIZER
 ========= Error: Race reported between Write access at tile_kernel+0x150 in tile.cu:27
@@ -207,8 +224,19 @@ def test_what_an_h200_printed() -> None:
     assert (unwritten.kind, unwritten.line, unwritten.instruction, notes) == ("uninitialised", 20, "0x60", [])
 
 
+def test_what_an_h200_printed_of_asserts_traps_and_warnings() -> None:
+    """From the record of the planted bugs: an assert, that is in a function without lines, a trap, and racecheck's levels."""
+    faults, notes, _ = read(UNUSUAL)
+    assert [(fault.kind, fault.file, fault.line) for fault in faults] == [
+        ("assertion", "__assertfail", 0), ("trap", "reduction.cu", 157), ("race", "reduction.cu", 39), ("out of bounds",
+                                                                                                     "reduction.cu", 39)]
+    assert faults[2].other == Place("reduction.cu", 32) and faults[2].message.endswith("(racecheck calls it warning)")
+    assert notes == []
+
+
 def test_every_kind_is_one_of_the_emulators() -> None:
-    assert {fault.kind for text in (MEMCHECK, RACECHECK, OTHERS, *FROM_H200.values()) for fault in read(text)[0]} <= set(KINDS)
+    texts = (MEMCHECK, RACECHECK, OTHERS, UNUSUAL, *FROM_H200.values())
+    assert {fault.kind for text in texts for fault in read(text)[0]} <= set(KINDS)
 
 
 def test_without_line_info_the_kernel_stands_for_the_file() -> None:
@@ -320,37 +348,3 @@ def test_a_machine_where_it_does_not_work(plan: Plan, target: Target, monkeypatc
     monkeypatch.setenv("PERFLAB_FAKE_TOOL", "device")
     with pytest.raises(PerflabError, match="does not work on this machine's GPU.*Device not supported"):
         sanitize_plan(plan, smallest(plan), target, DEVICE, lambda record: None)
-
-
-# ---------------------------------------------------------------- planted bugs
-def test_who_finds_planted_bugs_row_by_row_and_in_all() -> None:
-    def case(number: int, outputs: tuple[str, int] | None, emulated: list[int], **tools: tuple[str, list[int]]) -> dict:
-        said = {tool: {"state": state, "findings": [{"kind": "race", "lines": [line]} for line in lines]}
-                for tool, (state, lines) in tools.items()}
-        return {"source": "tile", "number": number, "lines": [9, 12], "what": f"bug {number}",
-                "emulator": [{"kind": "race", "lines": emulated}] if emulated else [], "tools": said,
-                "outputs": outputs and {"state": outputs[0], "runs": 20, "right": outputs[1]}}
-
-    table = planted_table({
-        "gpu": "H200", "utc": "2026-11-30T01:02:03", "sanitizer": "compute-sanitizer 2025.3.1",
-        "options": {"memcheck": [], "racecheck": []},
-        "cases": [
-            case(1, ("ended", 20), [9, 12], memcheck=("ended", []), racecheck=("ended", [12, 99])),
-            case(2, ("ended", 17), [9], memcheck=("failed", []), racecheck=("hangs", [])),
-            case(3, ("hangs", 0), [40], memcheck=("ended", [40]), racecheck=("timed out", [])),
-            case(4, ("failed", 0), [], memcheck=("died", [])),
-            case(5, None, [9], memcheck=("ended", [9]), racecheck=("ended", [9])),
-            case(6, ("ended", 0), [9], memcheck=("ended", [9]), racecheck=("ended", [])),
-            case(0, ("ended", 20), [], memcheck=("ended", [9]), racecheck=("ended", [])),
-        ]})
-    assert [row[2:] for row in table.rows] == [
-        ("right", "found", "", "found"),
-        ("wrong 3 of 20", "found", "error", "hangs"),
-        ("hangs", "elsewhere", "elsewhere", "hangs"),
-        ("error", "", "died", "not run"),
-        ("not run", "found", "found", "found"),
-        ("wrong", "found", "found", ""),
-        ("4", "4", "2", "2"),
-    ]
-    assert table.rows[0][:2] == ("tile.cu:9, 12", "bug 1") and table.rows[-1][1] == "of 6"
-    assert table.notes == ["reports on the 1 kernels without a bug: emulator 0, memcheck 1, racecheck 0"]

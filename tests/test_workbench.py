@@ -12,6 +12,7 @@ from perflab import machine
 from perflab.errors import PerflabError
 from perflab.gpus import from_device, gpu
 from perflab.measurement import Measurement, describe, floor_seconds, speed_up
+from perflab.records import RecordFile
 from perflab.studies import NotApplicable, Work
 from perflab.timing import Series, Timing
 from perflab.workbench import Workbench, study
@@ -105,6 +106,18 @@ def test_occupancy_of_both_gpus_by_value(attention):
     assert one.blocks_per_sm == 1 and one.limiters == ("shared_memory",)
 
 
+def test_one_gpu_may_be_a_bare_name_or_a_value_wherever_several_may_be_asked_for(attention):
+    """A name is a sequence too: taken for a list, it was asked about letter by letter."""
+    naive, shape = attention.only("naive"), attention.shape(prefix=256)
+    for verb in (naive.resources, lambda gpus: naive.occupancy(shape, gpus), lambda gpus: naive.slots(shape, gpus),
+                 lambda gpus: naive["naive"].occupancy([shape], gpus), machine.gpus_asked):
+        assert str(verb("H200")) == str(verb(gpu("H200"))) == str(verb(["H200"])) == str(verb(None))  # the records' GPU
+        assert str(verb("H200")) != str(verb("RTX PRO 6000"))
+    assert machine.gpus_asked(("H200", gpu("RTX PRO 6000"))) == [gpu("H200"), gpu("RTX PRO 6000")]
+    with pytest.raises(PerflabError, match='unknown GPU "H20x"'):
+        naive.occupancy(shape, "H20x")
+
+
 def test_parity_passes_on_all_bundles_of_all_versions_but_points_of_tunables(attention):
     rows = attention.parity("H200").rows
     whole = [bound.name for bound in attention.versions if bound.version.shapes is None]
@@ -160,6 +173,14 @@ def test_only_and_before(attention):
     assert [bound.name for bound in attention.until("padded_rows").versions] == ["naive", "head_tile", "padded_rows"]
     assert [bound.name for bound in attention.until("head_tiles_8").versions][-2:] == ["float4", "head_tiles_8"]
     assert "naive / head_tile" not in str(attention.only("naive").times("H200", heads=64, q_len=9))
+
+
+def test_records_are_read_once_for_a_study_and_all_parts_of_it(attention, monkeypatch):
+    read, files = RecordFile.read, []
+    monkeypatch.setattr(RecordFile, "read", lambda self: files.append(self.path.name) or read(self))
+    for part in (attention, attention.only("naive"), attention.until("head_tile"), attention["naive"].bench):
+        part.parity("H200")
+    assert files == ["verify_attention.jsonl"]
 
 
 def test_pictures_say_their_numbers(attention):

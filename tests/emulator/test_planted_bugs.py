@@ -22,7 +22,7 @@ import pytest
 import perflab as pl
 from perflab.emulator.counts import Counts
 from perflab.emulator.faults import KINDS, Fault
-from perflab.sanitizer import planted_table
+from perflab.planted import planted_table
 
 FOLDER = Path(__file__).parent / "cuda"
 MACHINES = ["numpy", *(["vector"] if importlib.util.find_spec("llvmlite") else [])]

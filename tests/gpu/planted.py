@@ -47,7 +47,6 @@ OPTIONS = {  # the first word of each must be in --help: releases differ
     "synccheck": (),
 }
 PORTS = 49152, 16  # the first, and how many a process may try: compute-sanitizers beside each other must not meet
-SAID = ("findings", "notes", "summary")
 KEPT_CHARACTERS = 4000  # of what a tool said
 DEVICE_SMS = 132
 
@@ -339,9 +338,19 @@ def outputs_of(case: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, A
     return {"state": "ended", "runs": sum(times for times, _ in plain["outputs"]), "right": right, "problem": ""}
 
 
+def read_again(found: Mapping[str, Any], case: Mapping[str, Any]) -> dict[str, Any]:
+    """{findings, notes} of a tool: what the run found, and what its reader noted as not understood and today's understands."""
+    text = "\n".join("========= " + note.replace(" | ", "\n=========     ") for note in found.get("notes", ()))
+    again = found_in(text, case)
+    known = {(one["kind"], *one["lines"]) for one in found.get("findings", ())}
+    new = [one for one in again["findings"] if (one["kind"], *one["lines"]) not in known]
+    return {"findings": [*found.get("findings", ()), *new], "notes": again["notes"]}
+
+
 def read(file: Path, out: Path, result: Path) -> None:
     """Put FILE and what the run wrote together as RESULT."""
-    from perflab.sanitizer import TOOLS, planted_table
+    from perflab.planted import planted_table
+    from perflab.sanitizer import TOOLS
 
     given, said = json.loads(file.read_text()), json.loads(out.read_text())
     cases = []
@@ -349,10 +358,11 @@ def read(file: Path, out: Path, result: Path) -> None:
         mine = {one["tool"]: one for one in said["results"] if same(one, case)}
         kept = {key: case[key] for key in ("source", "number", "style", "kind", "what", "lines", "grid", "block",
                                            "dynamic_shared", "emulator")}
-        tools = {tool: {"state": mine[tool]["state"], **{key: mine[tool].get(key, []) for key in SAID}}
+        tools = {tool: {"state": mine[tool]["state"], **read_again(mine[tool], case), "summary": mine[tool].get("summary", [])}
                  for tool in TOOLS if tool in mine}
         cases.append(kept | {"outputs": outputs_of(case, mine[PLAIN]) if PLAIN in mine else None, "tools": tools})
     head = {key: said[key] for key in ("gpu", "driver", "sanitizer", "utc", "options")}
+    head["given_up_seconds"] = {"plain": HANGS_SECONDS, "tool": TOOL_HANGS_SECONDS}
     data = {**head, "nvrtc": given["nvrtc"], "sources": given["sources"], "cases": cases}
     result.write_text(json.dumps(data, indent=1) + "\n")
     print(planted_table(data))
