@@ -212,12 +212,17 @@ def _wheel_versions() -> list[str]:
     return [metadata.version(wheel) for wheel in _WHEELS]
 
 
+_read_before: dict[Path, Binary] = {}  # a study asks for the same binary thousands of times
+
+
 def _read(path: Path) -> Binary | None:
     """The cached binary; None where there is none or it is damaged, for it is only compiled again."""
-    try:
-        return Binary.from_dict(json.loads(read_kept(path) or b""))
-    except (ValueError, KeyError, TypeError):
-        return None
+    if path not in _read_before:
+        try:
+            _read_before[path] = Binary.from_dict(json.loads(read_kept(path) or b""))
+        except (ValueError, KeyError, TypeError):
+            return None
+    return _read_before[path]
 
 
 def sections(cubin: bytes) -> dict[str, tuple[int, bytes]]:

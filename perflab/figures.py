@@ -22,6 +22,7 @@ INK, GREY = "#1F2328", "#6E7781"
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", INK)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
+NEAR = 8  # of 255: a tint so near to one of the palette's colours would take its pixels
 TINTS = 56  # colours of a PNG beside the palette: greys, and its smooth edges
 WIDTH_INCHES, HEIGHT_INCHES, DOTS_PER_INCH = 8.4, 4.6, 110
 CHARACTERS_PER_LINE = 151  # of the origin along the bottom edge, DejaVu Sans at 7.5 points
@@ -123,9 +124,12 @@ class Picture:
             canvas = FigureCanvasAgg(self.draw())
             canvas.draw()
         pixels = Image.frombytes("RGBA", canvas.get_width_height(), bytes(canvas.buffer_rgba())).convert("RGB")
+        own = [tuple(round(255 * part) for part in to_rgb(color)) for color in ("white", *PALETTE)]
         tints = pixels.quantize(TINTS, Image.Quantize.MEDIANCUT).getpalette() or []
+        others = [tint for tint in zip(*(tints[part : 3 * TINTS : 3] for part in range(3)), strict=True)
+                  if all(max(abs(a - b) for a, b in zip(tint, color, strict=True)) > NEAR for color in own)]
         colors = Image.new("P", (1, 1))
-        colors.putpalette([round(255 * part) for color in ("white", *PALETTE) for part in to_rgb(color)] + tints[: 3 * TINTS])
+        colors.putpalette([part for color in (*own, *others) for part in color])
         stream = io.BytesIO()
         pixels.quantize(palette=colors, dither=Image.Dither.NONE).save(stream, "PNG", optimize=True)
         return stream.getvalue()

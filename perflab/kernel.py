@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,11 @@ HOST_CODE_LEFT_OUT = "-DPERFLAB_HOST_CODE_LEFT_OUT=1"
 _ONLY_A_VARIANT = re.compile(r"\b(wgmma|tcgen05|setmaxnreg)\.")  # instructions that no plain sm_90 or sm_100 has
 
 
+@functools.lru_cache(maxsize=256)
+def _needs_variant(texts: tuple[str, ...]) -> bool:
+    return any(map(_ONLY_A_VARIANT.search, texts))
+
+
 @dataclass(frozen=True)
 class Kernel:
     """One __global__ function of a source. Shapes and tunables only change `name` and `defines`.
@@ -51,8 +57,7 @@ class Kernel:
         if isinstance(gpu, str) and (match := re.fullmatch(r"(?:sm|compute)_(\d+[af])", gpu.strip().lower())):
             return f"sm_{match[1]}"
         plain = find_gpu(gpu).architecture
-        has_variants = int(plain.removeprefix("sm_")) >= 90
-        return plain + "a" if has_variants and any(map(_ONLY_A_VARIANT.search, self.source.texts)) else plain
+        return plain + "a" if int(plain.removeprefix("sm_")) >= 90 and _needs_variant(self.source.texts) else plain
 
     def binary(self, gpu: Any) -> Binary:
         """PTX, cubin and log. What does not compile as it stands is tried once more as `device_code`."""

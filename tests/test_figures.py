@@ -95,4 +95,5 @@ def test_a_colour_of_few_pixels_stays_itself_in_the_file():
     image = Image.open(io.BytesIO(Picture("t", dots).png())).convert("RGB")
     there = {color for _, color in image.getcolors(1 << 20)}
     assert {tuple(round(255 * part) for part in to_rgb(color)) for color in ("white", *figures.PALETTE)} <= there
+    assert image.getpixel((2, 2)) == (255, 255, 255)
     assert len(there) <= figures.TINTS + len(figures.PALETTE) + 1

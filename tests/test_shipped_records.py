@@ -7,6 +7,7 @@ No shipped notebook shows such a one.
 import contextlib
 import json
 from dataclasses import asdict
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -19,20 +20,27 @@ from perflab.studies import NotApplicable, load_study
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "data" / "records").glob("*/*.jsonl"))
+study_of = cache(lambda name: load_study(ROOT / "kernels" / name))
+
+
+@cache
+def today(study, version, shape, on):
+    """The identity that a fresh record has."""
+    return identity_of(study_of(study), study_of(study).version(version), shape, gpu(on))
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
 def test_records_hold_today(file):
-    study = load_study(ROOT / "kernels" / file.stem)
+    study = study_of(file.stem)
     stale = []
     for record in RecordStore(file.parent.parent).newest(file.stem, file.parent.name):
         if record.rival:
             continue
         assert record.study == study.name
-        version, shape = study.version(record.version), study.make_shape(**record.shape)
+        shape = study.make_shape(**record.shape)
         if record.kind == "counts" and study.counted and shape not in study.counted:
             continue
-        reasons = stale_reasons(record, identity_of(study, version, shape, gpu(record.gpu["name"])))
+        reasons = stale_reasons(record, today(study.name, record.version, shape, record.gpu["name"]))
         stale += [f"{record.version} {dict(record.shape)} {record.kind}: {reason}" for reason in reasons]
     assert not stale, "measure again (perflab measure --stale): " + "; ".join(stale[:5])
 
@@ -59,16 +67,16 @@ def test_records_say_how_they_came_to_be(file):
 
 def test_every_version_of_verify_attention_is_right_at_every_pair_of_values_on_the_h200():
     """A check that passed and holds today, of each version at each shape of the sweep; none is skipped without a reason."""
-    study, store, h200 = load_study(ROOT / "kernels" / "verify_attention"), RecordStore(ROOT / "data" / "records"), gpu("H200")
+    study, store = study_of("verify_attention"), RecordStore(ROOT / "data" / "records")
     missing, held = [], 0
     for version, shape in product(study.versions, study.checks()):
         try:
-            today = identity_of(study, version, shape, h200)
+            fresh = today(study.name, version.name, shape, "H200")
         except NotApplicable as reason:
             assert str(reason)
             continue
         record = store.find(study.name, version.name, shape, "H200", "check")
-        good = record is not None and record.check["passed"] and not stale_reasons(record, today)
+        good = record is not None and record.check["passed"] and not stale_reasons(record, fresh)
         held += good
         missing += [] if good else [f"{version.name} {shape}"]
     assert not missing, f"{len(missing)} (perflab measure verify_attention --checks --stale): " + "; ".join(missing[:3])
@@ -76,7 +84,7 @@ def test_every_version_of_verify_attention_is_right_at_every_pair_of_values_on_t
 
 
 def test_verify_attention_is_measured_at_every_declared_shape_on_the_h200():
-    study = load_study(ROOT / "kernels" / "verify_attention")
+    study = study_of("verify_attention")
     records = RecordFile(ROOT / "data" / "records" / "h200" / "verify_attention.jsonl").read()
     have = {(r.version, tuple(sorted(r.shape.items()))) for r in records if r.kind == "timing"}
     pairs = [(shape, version) for version in study.versions for shape in study.shapes_of(version)]
@@ -88,15 +96,15 @@ def test_verify_attention_is_measured_at_every_declared_shape_on_the_h200():
 
 
 def test_the_ladder_of_verify_attention_is_counted_at_every_shape_it_names_on_the_h200():
-    study, store, h200 = load_study(ROOT / "kernels" / "verify_attention"), RecordStore(ROOT / "data" / "records"), gpu("H200")
+    study, store = study_of("verify_attention"), RecordStore(ROOT / "data" / "records")
     ladder = [version for version in study.versions if version.shapes is None]
     assert len(study.counted) >= 3 and set(study.counted) <= set(study.all_shapes) and len(ladder) >= 9
     for version, shape in product(ladder, study.counted):
         with contextlib.suppress(NotApplicable):
-            today = identity_of(study, version, shape, h200)
+            fresh = today(study.name, version.name, shape, "H200")
             record = store.find(study.name, version.name, shape, "H200", "counts")
             assert record is not None, f"perflab measure {study.name} --counters: {version.name} {shape}"
-            assert not stale_reasons(record, today), f"{version.name} {shape}"
+            assert not stale_reasons(record, fresh), f"{version.name} {shape}"
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda file: file.stem)

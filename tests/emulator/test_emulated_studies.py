@@ -24,7 +24,7 @@ GPUS = {"sm_80": "A100", "sm_90": "H200", "sm_100": "B200", "sm_120": "RTX PRO 6
 LADDER = tuple(version for version in ATTENTION.versions if version.shapes is None)
 VARIANTS = tuple(version for version in ATTENTION.versions if version.shapes is not None)  # tuning points of one source
 
-SMALL_FLOPS = 2.75e7  # of a shape that takes a version under a second here
+SMALL_FLOPS = 1.4e7  # of a shape that takes a version half a second here
 SHAPES = tuple(shape for shape in ATTENTION.checks() if not shape.page and ATTENTION.work(shape).flops <= SMALL_FLOPS)
 TWICE = SHAPES[5::7]  # in a second order of blocks, too
 SMALL = ATTENTION.make_shape(heads=1, q_len=2, prefix=5)
