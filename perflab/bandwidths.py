@@ -10,6 +10,7 @@ from perflab import tables
 from perflab.counters import HardwareCounts
 from perflab.errors import PerflabError
 from perflab.gpus import Gpu
+from perflab.hardware import LEVELS
 from perflab.measurement import CALCULATED, Measurement, describe, stale_notes
 from perflab.origins import join
 from perflab.roofline import Roof
@@ -18,8 +19,6 @@ from perflab.tables import Shown, Table
 if TYPE_CHECKING:
     from perflab.versions import BoundVersion
 
-LEVELS = {"L1": "l1_bytes", "L2": "l2_from_sm_bytes", "DRAM": "dram_bytes"}
-"""Level of memory -> the counter of its bytes: of L1 and L2 what the SMs moved, of DRAM all that it moved."""
 ONE_PATH = {"shared": "L1"}  # L1 and shared memory are one data path of an SM, so the roof of one is the other's
 
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 COMPARED = ("global_load_sectors", "global_load_requests", "global_store_sectors", "global_store_requests", "flop_f32",
             "shared_load_wavefronts", "shared_store_wavefronts", "warp_instructions")
 """The counters of the table over versions."""
+LEVELS = {"L1": "l1_bytes", "L2": "l2_from_sm_bytes", "DRAM": "dram_bytes"}
+"""Level of memory -> the counter of its bytes: of L1 and L2 what the SMs moved, of DRAM all that it moved."""
 
 
 # ---------------------------------------------------------------- of one version
@@ -151,7 +153,7 @@ def measured_points(bound: BoundVersion, shape: Any, gpu: Gpu, timed: Measuremen
     """A point a level of memory, by the recorded counters and the recorded time: what L1, L2 and DRAM moved. L1 without shared
     memory. No record is an error that says how to take one; a counter that was not collected too."""
     found = recorded_counters(bound, shape, gpu)
-    moved = {level: found[field] for level, field in (("L1", "l1_bytes"), ("L2", "l2_from_sm_bytes"), ("DRAM", "dram_bytes"))}
+    moved = {level: found[field] for level, field in LEVELS.items()}
     origin = Origin("measured", f"time: {timed.origin.detail}; bytes and FLOP: {found.origin.detail}")
     return level_points(bound.name, found["flop_f32"], moved, timed.seconds, origin)
 

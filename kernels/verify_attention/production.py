@@ -223,7 +223,9 @@ def ranks(bench: Workbench, gpu: str | Gpu) -> Table:
                      *(tables.percent(floor_seconds(bench, m) / m.seconds) for m in both),
                      *(f"{waves(bench, m.shape, gpu):.2f}" for m in both)))
     launch = bench[BEST].launches(seen[-1].shape, gpu)[0]
-    used, blocks, rows_a_block = seen[-1].shape.q_len * 8, triple(launch.grid)[0], math.prod(triple(launch.block)) // 4
+    package = type(seen[-1].shape).__module__.rpartition(".")[0]
+    rows_a_block = sys.modules[f"{package}.register_tile"].REGISTER_TILE.rows_a_block
+    used, blocks = seen[-1].shape.q_len * 8, triple(launch.grid)[0]
     padding = f"at H=8 {used} rows of nodes and heads lie in {blocks} blocks of {rows_a_block}: the others are padding"
     columns = ("prefix", "H=64", "H=8", "64 over 8", "floor, H=64", "floor, H=8", "waves, H=64", "waves, H=8")
     return _table(bench, gpu, f"{BEST} with all heads, and with a rank's of 8", columns, rows, seen, [FLOOR, padding, *notes])
