@@ -14,8 +14,9 @@ report: .venv/.set-core
 	$(BIN)/perflab report
 
 # Every cell of every notebook runs again and must say what the file says. loadscope: a notebook's cells stay together.
+# A test that hangs fails after five minutes, with the stack of every thread, and the rest runs on.
 test: .venv/.set-test
-	$(BIN)/python -m pytest -n2 --dist loadscope $(NBVAL) tests $(NOTEBOOKS)
+	$(BIN)/python -m pytest -n2 --dist loadscope --timeout=300 $(NBVAL) tests $(NOTEBOOKS)
 
 lint: .venv/.set-test
 	$(BIN)/ruff check .

@@ -13,12 +13,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from perflab.device import DeviceFault, open_device
 from perflab.errors import PerflabError
@@ -93,27 +94,34 @@ class Ended:
 def run_tool(command: Sequence[str], limit_seconds: float, env: Mapping[str, str] | None = None) -> Ended:
     """Run a tool and what it starts as one group, which ends with its limit. PerflabError if it cannot be started.
 
-    Text comes in the C locale: numbers with a point, messages in English.
+    Text comes in the C locale: numbers with a point, messages in English. Into files, not pipes: who left the group and
+    keeps a pipe open would be waited for.
     """
     begin = time.monotonic()
     variables = {**os.environ, "LC_ALL": "C", "PYTHONUNBUFFERED": "1", **(env or {})}
-    try:
-        running = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                   errors="replace", env=variables, start_new_session=True)
-    except OSError as error:
-        raise PerflabError(f"{command[0]} cannot be started: {error.strerror}") from error
-    with running:
+    with _text_file() as out, _text_file() as err:
         try:
-            stdout, stderr = running.communicate(timeout=max(0.1, limit_seconds))
-            code: int | None = running.returncode
+            running = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=variables,
+                                       start_new_session=True)
+        except OSError as error:
+            raise PerflabError(f"{command[0]} cannot be started: {error.strerror}") from error
+        try:
+            code: int | None = running.wait(max(0.1, limit_seconds))
         except BaseException as error:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(running.pid, signal.SIGKILL)  # its own child too: that holds the GPU
-            stdout, stderr = running.communicate()
+            running.wait()
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise  # Ctrl-C
             code = None
-    return Ended(stdout, stderr, code, time.monotonic() - begin)
+        seconds = time.monotonic() - begin
+        out.seek(0)
+        err.seek(0)
+        return Ended(out.read(), err.read(), code, seconds)
+
+
+def _text_file() -> IO[str]:
+    return tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
 
 
 @dataclass(frozen=True)

@@ -140,7 +140,8 @@ async def _run_one(path: Path, done: Done, places: asyncio.Semaphore) -> str:
     try:
         async with places:
             started = time.monotonic()
-            await client.async_execute(env={**os.environ, "PYTHONHASHSEED": "0"})
+            # cleanup_kc: nbclient leaves a kernel manager that it was given, and its kernel, running
+            await client.async_execute(env={**os.environ, "PYTHONHASHSEED": "0"}, cleanup_kc=True)
             done(path, canonical(notebook), time.monotonic() - started)
             return ""
     except CellTimeoutError:

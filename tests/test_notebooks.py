@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import json
 import re
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import nbformat
+import psutil
 import pytest
 
 from perflab import notebooks
@@ -221,7 +223,16 @@ def test_a_file_that_is_no_notebook_is_named(tmp_path, text):
             read(path)
 
 
-def test_a_run_is_byte_stable_and_a_failing_cell_is_named(tmp_path):
+def kernels() -> set[int]:
+    """Process ids of the kernels that this process started and did not end."""
+    return {child.pid for child in psutil.Process().children(recursive=True) if "ipykernel_launcher" in child.cmdline()}
+
+
+def test_a_run_is_byte_stable_and_a_failing_cell_is_named(tmp_path, monkeypatch):
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    running = kernels()
+
     def write(name: str, *sources: str) -> Path:
         cells = [nbformat.v4.new_code_cell(source) for source in sources]
         nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / name)
@@ -239,3 +250,4 @@ def test_a_run_is_byte_stable_and_a_failing_cell_is_named(tmp_path):
     assert texts.keys() == {"a.ipynb", "b.ipynb"} and texts["a.ipynb"] == texts["b.ipynb"]
     assert str(tmp_path) in texts["a.ipynb"] and "iopub" not in texts["a.ipynb"]
     assert [path.read_bytes() for path in paths] == before
+    assert kernels() <= running and not list((tmp_path / "temporary").iterdir())  # nothing runs on, no file stays behind
