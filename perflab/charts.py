@@ -56,11 +56,13 @@ BLOCKS = Axis("blocks", 1, tables.cell)
 CLOSE = 0.85  # of the level above: less apart, two names do not fit
 LETTER_INCHES = 0.085  # a digit of a tick; letters of a name are narrower on average
 AXES_INCHES = 7.0  # what the value axis and a legend's sample leave of a picture's width to the axes and the names
+NAME_INCHES = 0.194  # of a legend's height: one name with the space to the next
+AROUND_INCHES = 1.3  # of a picture's height: what stands above and below the axes
 
 
 def curves(title: str, device: str, origin: str, x_label: str, axis: Axis, lines: Sequence[Curve],
            levels: Sequence[Level] = ()) -> figures.Picture:
-    """Log-log curves over a size, each named at its right end, with levels across."""
+    """Log-log curves over a size, with levels across. Names stand in a legend beside the axes; many make the picture higher."""
     text = "\n".join([
         f"{title} [{device}]",
         *(f"  {line.name}: " + ", ".join(f"{_plain(x)}: {axis.write(y)}" for x, y in zip(line.x, line.y, strict=True))
@@ -70,7 +72,8 @@ def curves(title: str, device: str, origin: str, x_label: str, axis: Axis, lines
     ])
 
     def draw() -> Figure:
-        figure, axes = figures.frame(title, device, origin)
+        height = max(figures.HEIGHT_INCHES, AROUND_INCHES + NAME_INCHES * len(lines))
+        figure, axes = figures.frame(title, device, origin, height_inches=height)
         for line in lines:
             axes.plot(line.x, [y / axis.unit for y in line.y], color=figures.color(line.color),
                       marker=figures.marker(line.color), linestyle="--" if line.dashed else "-",
@@ -175,7 +178,7 @@ def steps(title: str, device: str, origin: str, axis: Axis, names: Sequence[str]
 
 def _levels(axes: Axes, levels: Sequence[Level], axis: Axis) -> None:
     """A dotted line each. The highest is named above its line, others below; those close under another share its name's place,
-    for there they would stand on the curves."""
+    for there they would stand on the curves; where a curve comes that near all the same, it runs over the name."""
     close: list[list[Level]] = []
     for level in sorted(levels, key=lambda level: -level.y):
         axes.axhline(level.y / axis.unit, color=figures.GREY, linestyle=":", linewidth=1.4)
@@ -186,7 +189,7 @@ def _levels(axes: Axes, levels: Sequence[Level], axis: Axis) -> None:
     for k, group in enumerate(close):
         name = "; ".join(level.name for level in group)
         axes.annotate(name, (0.01, group[0].y / axis.unit), (0, -3 if k else 3), xycoords=("axes fraction", "data"),
-                      textcoords="offset points", fontsize=8.5, color=figures.GREY, va="top" if k else "bottom",
+                      textcoords="offset points", fontsize=8.5, color=figures.GREY, va="top" if k else "bottom", zorder=1.9,
                       bbox={"fc": "white", "ec": "none", "pad": 0.5})
 
 

@@ -261,6 +261,29 @@ def _measure_by_tools(plan: Plan, folder: Path, parts: Mapping[str, bool], stale
             raise typer.Exit(status)
 
 
+def _measure_plan(plan: Plan, folder: Path, on: str | None, item_limit_seconds: float | None) -> None:
+    """Run the plan here, or at the address `on`, beside a progress bar; each record is kept as it comes."""
+    from tqdm import tqdm
+
+    from perflab.measuring import measure as measured
+    from perflab.packing import measure_over_ssh
+    from perflab.records import RecordStore
+    from perflab.worker import Worker
+    from perflab.workspaces import workspace
+
+    store = RecordStore(workspace().records)
+    bar = tqdm(total=round(plan.estimate_seconds), unit="s", desc=plan.study, disable=None, leave=False,
+               bar_format="{desc}: {percentage:3.0f} % of about {total:.0f} s |{bar}| {elapsed} gone")
+    watch: dict[str, Any] = {"on_record": lambda record: store.add([record]), "on_note": bar.write, "on_progress": bar.update,
+                             "item_limit_seconds": item_limit_seconds}
+    with bar:
+        if on:
+            measure_over_ssh(plan, folder, on, **watch)
+        else:
+            with Worker() as worker:
+                measured(plan, worker, **watch)
+
+
 @app.command()
 def measure(
     study: str,
@@ -277,15 +300,8 @@ def measure(
     checks: Checks = False,
 ) -> None:
     """Check, then time, every version at every declared shape on a GPU; records are kept as they come."""
-    from tqdm import tqdm
-
     from perflab.device import this_gpu
     from perflab.gpus import gpu as find_gpu
-    from perflab.measuring import measure as measured
-    from perflab.packing import measure_over_ssh
-    from perflab.records import RecordStore
-    from perflab.worker import Worker
-    from perflab.workspaces import workspace
 
     target = find_gpu(gpu or "H200") if on else this_gpu()
     declared, folder = _study(study)
@@ -293,28 +309,17 @@ def measure(
         raise PerflabError("--checks compares outputs with float64, nothing else: leave out --rivals, --counters, --sanitize")
     if rivals:
         _measure_rivals(declared, folder, target, version, quick)
-        return
-    if counters or sanitize:
+    elif counters or sanitize:
         if on:
             raise PerflabError(f"--counters and --sanitize run on this machine. On {on}: perflab pack {study} -o FILE, there "
                                "python FILE counters -o records.jsonl (or sanitize), and here perflab import records.jsonl")
         plan = _plan(declared, folder, target, version, False, quick)
         _measure_by_tools(plan, folder, {"counters": counters, "sanitize": sanitize}, stale)
-        return
-    plan = _plan(declared, folder, target, version, stale, quick, checks)
-    typer.echo(str(plan))
-    if dry_run:
-        return
-    store = RecordStore(workspace().records)
-    bar = tqdm(total=round(plan.estimate_seconds), unit="s", desc=study, disable=None, leave=False,
-               bar_format="{desc}: {percentage:3.0f} % of about {total:.0f} s |{bar}| {elapsed} gone")
-    watch: dict[str, Any] = {"on_note": bar.write, "on_progress": bar.update, "item_limit_seconds": item_limit}
-    with bar:
-        if on:
-            measure_over_ssh(plan, folder, on, on_record=lambda record: store.add([record]), **watch)
-            return
-        with Worker() as worker:
-            measured(plan, worker, on_record=lambda record: store.add([record]), **watch)
+    else:
+        plan = _plan(declared, folder, target, version, stale, quick, checks)
+        typer.echo(str(plan))
+        if not dry_run:
+            _measure_plan(plan, folder, on, item_limit)
 
 
 @app.command()

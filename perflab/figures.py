@@ -89,8 +89,11 @@ def color(index: int) -> str:
 
 
 def marker(index: int) -> str:
-    """The marker of series `index`: a second sign beside the colour, for print in grey."""
-    return MARKERS[index % len(MARKERS)]
+    """The marker of series `index`: a second sign beside the colour, for print in grey.
+
+    Where the colours start over the markers are shifted by one: only after 49 series is a pair of both the same again.
+    """
+    return MARKERS[(index + index // len(PALETTE)) % len(MARKERS)]
 
 
 @dataclass(frozen=True)

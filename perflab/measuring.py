@@ -5,6 +5,7 @@ that may die: an item's results are handed over as soon as it ends, however it e
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -170,38 +171,33 @@ def measure(plan: Plan, worker: Worker, on_record: Callable[[Record], object], o
     PerflabError if the machine has no GPU, or one that cannot run the plan's code, or no longer answers.
     """
     begin = time.monotonic()
-    device = describe(worker)
-    refuse_other_architecture(plan, device)
-    if canonical_gpu(device["name"]) != canonical_gpu(plan.gpu):
-        on_note(f"planned for {plan.gpu}, measured on {device['name']}: launches and estimates are the former's")
-    labels = dict(zip(map(_key, plan.items), shape_labels([item.shape for item in plan.items]), strict=True))
+    device = _device_for(plan, worker, on_note)
+    labels = shape_labels([item.shape for item in plan.items])
+    names = {_key(item): f"{item.version}, {label}" for item, label in zip(plan.items, labels, strict=True)}
     waiting = [list(group) for _, group in groupby(plan.items, key=lambda item: json.dumps(item.shape, sort_keys=True))]
     records, done, failed, early = 0, 0, list[str](), ""
     try:
-        while waiting and not early:
-            group = waiting[0]
+        while waiting:
+            group = waiting.pop(0)
             seconds = sum(item.estimate_seconds for item in group)
-            if budget_seconds is not None and time.monotonic() - begin + seconds > budget_seconds:
+            left = math.inf if budget_seconds is None else budget_seconds - (time.monotonic() - begin)
+            if seconds > left:
                 early = f"the next {seconds:.0f} s do not fit into the {budget_seconds:g} s allowed"
                 break
-            limit = item_limit_seconds or max(LEAST_LIMIT_SECONDS, 20 * seconds)
-            if budget_seconds is not None:  # what hangs must not outlive it
-                limit = min(limit, max(LEAST_LEFT_SECONDS, budget_seconds - (time.monotonic() - begin)))
-            results, problem = _take(plan, group, worker, limit)
-            waiting.pop(0)
+            results, problem = _take(plan, group, worker, _limit_seconds(seconds, item_limit_seconds, left))
             if problem and len(group) > 1:  # nothing is handed over twice: the group is measured again, one by one
                 waiting[:0] = [[item] for item in group]
             else:
                 for found in results:
                     item = group[found["item"]]
                     hand_over(record_of(plan, item, device, found), on_record, on_note)
-                    on_note(_in_words(f"{item.version}, {labels[_key(item)]}", found))
+                    on_note(_in_words(names[_key(item)], found))
                 records, done = records + len(results), done + (0 if problem else len(group))
                 on_progress(seconds)
-            if problem:
-                if len(group) == 1:
-                    failed.append(f"{group[0].version}, {labels[_key(group[0])]}: {problem}")
+                if problem:
+                    failed.append(f"{names[_key(group[0])]}: {problem}")
                     on_note(f"FAILED  {failed[-1]}")
+            if problem:
                 worker.stop()  # a fault takes the process's GPU context with it
                 describe(worker)
     except KeyboardInterrupt:
@@ -214,6 +210,21 @@ def measure(plan: Plan, worker: Worker, on_record: Callable[[Record], object], o
 
 def _key(item: PlanItem) -> tuple[str, str]:
     return item.version, json.dumps(item.shape, sort_keys=True)
+
+
+def _limit_seconds(estimate_seconds: float, item_limit_seconds: float | None, left_seconds: float) -> float:
+    """When a group is taken to hang: by the limit asked for, else by its estimate; what hangs must not outlive what is left."""
+    limit = item_limit_seconds or max(LEAST_LIMIT_SECONDS, 20 * estimate_seconds)
+    return min(limit, max(LEAST_LEFT_SECONDS, left_seconds))
+
+
+def _device_for(plan: Plan, worker: Worker, on_note: Callable[[str], object]) -> dict[str, Any]:
+    """What GPU is there, with a note if it is not the plan's. Raises PerflabError if it cannot run the plan's code."""
+    device = describe(worker)
+    refuse_other_architecture(plan, device)
+    if canonical_gpu(device["name"]) != canonical_gpu(plan.gpu):
+        on_note(f"planned for {plan.gpu}, measured on {device['name']}: launches and estimates are the former's")
+    return device
 
 
 def describe(worker: Worker) -> dict[str, Any]:

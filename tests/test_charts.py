@@ -3,6 +3,7 @@
 import pytest
 
 from perflab.charts import BANDWIDTH, BLOCKS, TIME, Curve, Level, Mark, bars, curves, steps, with_room
+from perflab.figures import HEIGHT_INCHES
 
 LINES = [Curve("naive", [256, 1024], [1e-3, 4e-3], 0), Curve("tile", [256], [2e-3], 1, dashed=True)]
 
@@ -29,6 +30,25 @@ def test_a_dashed_curve_has_hollow_markers():
     axes = curves("Time", "H200", "x", "n", TIME, LINES).figure().axes[0]
     assert [line.get_linestyle() for line in axes.lines] == ["-", "--"]
     assert [line.get_markerfacecolor() for line in axes.lines][1] == "white"
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("count", "height"), [(1, HEIGHT_INCHES), (16, HEIGHT_INCHES), (20, 5.2), (72, 15.3)])
+def test_names_of_many_curves_stand_beside_the_axes_in_a_higher_picture(count, height):
+    lines = [Curve(f"head_tiles_{k}: useful", [1, 2], [1e-6, 2e-6], k) for k in range(count)]
+    origin = "measured (NVIDIA H200, 2026-11-29) + " * 8  # three lines of it
+    figure = curves("Time", "H200", origin, "n", TIME, lines, [Level("floor", 1e-7)]).figure()
+    assert figure.get_figheight() == pytest.approx(height, abs=0.1)
+    figure.draw_without_rendering()  # warns, an error here, where the axes find no room
+    axes, box = figure.axes[0].get_window_extent(), figure.axes[0].get_legend().get_window_extent()
+    assert axes.height > figure.bbox.height / 2
+    assert box.x0 >= axes.x1 and box.x1 <= figure.bbox.x1 and box.y0 >= 0 and box.y1 <= figure.bbox.y1
+
+
+def test_the_name_of_a_level_hides_no_curve():
+    line, peak = Curve("a", [1, 2], [4e12, 5e12], 0), Level("peak", 4e12)
+    axes = curves("B", "H200", "x", "n", BANDWIDTH, [line], [peak]).figure().axes[0]
+    assert axes.texts[0].get_text() == "peak" and axes.texts[0].zorder < axes.lines[0].zorder
 
 
 def test_values_are_drawn_in_the_unit_of_the_axis():

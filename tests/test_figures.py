@@ -70,6 +70,8 @@ def test_a_long_origin_wraps_inside_the_picture():
 def test_colours_and_markers_start_over():
     assert figures.color(0) == figures.color(len(figures.PALETTE))
     assert len(set(figures.PALETTE)) == len(figures.PALETTE) == len(set(figures.MARKERS))
+    assert [figures.marker(k) for k in range(7)] == list(figures.MARKERS)
+    assert len({(figures.color(k), figures.marker(k)) for k in range(50)}) == 49  # no two of a picture look the same
 
 
 def test_drawing_never_loads_pyplot_and_importing_never_loads_matplotlib():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from saxpy_workspace import ENVIRONMENT, KERNELS, make_study, planned
 from perflab.check import Check
 from perflab.errors import PerflabError
 from perflab.gpus import gpu
-from perflab.measuring import Bench, Outcome, measure, runs_on
+from perflab.measuring import Bench, Outcome, _limit_seconds, measure, runs_on
 from perflab.planning import Plan, PlanItem, identity_of, make_plan
 from perflab.records import Record, RecordStore
 from perflab.studies import load_study
@@ -309,6 +310,16 @@ def test_a_budget_ends_the_run_before_the_item_that_does_not_fit(folder: Path) -
     rest = slow.without(records, "H200")
     assert len(rest.items) == 2 and rest.without([], "H200") == rest
     assert slow.without(records, "H100") == slow
+
+
+@pytest.mark.parametrize(("estimate", "asked", "left", "limit"), [
+    (1, None, math.inf, 120), (10, None, math.inf, 200), (10, 3, math.inf, 3), (10, None, 50, 50), (10, 3, 50, 3),
+    (1, None, 2, 5),
+])
+def test_a_hang_is_ended_as_asked_or_by_its_estimate_and_within_the_budget(
+    estimate: float, asked: float | None, left: float, limit: float
+) -> None:
+    assert _limit_seconds(estimate, asked, left) == limit
 
 
 def test_the_tests_leave_the_environment_alone() -> None:

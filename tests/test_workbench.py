@@ -183,6 +183,7 @@ def test_records_are_read_once_for_a_study_and_all_parts_of_it(attention, monkey
     assert files == ["verify_attention.jsonl"]
 
 
+@pytest.mark.filterwarnings("error:constrained_layout")
 def test_pictures_say_their_numbers(attention):
     shape = attention.shape()
     for picture in (attention.bandwidth("H200", heads=64, q_len=9), attention.curve("H200", heads=64, q_len=9),
