@@ -7,7 +7,7 @@ import json
 import math
 import struct
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +269,30 @@ def test_compiled_code_is_kept_on_disk(tmp_path: Path, monkeypatch: pytest.Monke
     again = vector_machine.run(job, arena, FaultLog())
     assert np.array_equal(first.sites, again.sites) and kept.stat().st_size > 1000
     monkeypatch.undo()
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_the_best_code_does_what_the_quick_code_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = ran(vector_machine.run, name, CLEAN[name], checking=False)
+    best = partial(vector_compiled.compiled, level=vector_compiled.BEST)
+    monkeypatch.setattr(vector_machine, "compiled", best)
+    assert_same(ran(vector_machine.run, name, CLEAN[name], checking=False), quick, CLEAN[name])
+
+
+def test_blocks_that_are_left_run_the_best_code_where_it_pays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = line(150, 64, RANDOM.integers(0, 100, 9600).astype(np.int32), zeros(9600), 9500)
+    monkeypatch.setenv("PERFLAB_CACHE", str(tmp_path))
+    monkeypatch.setattr(vector_compiled, "_loaded", {})
+    quick = ran(vector_machine.run, "diverge", case, checking=False)
+    assert {one.level for one in vector_compiled._loaded.values()} == {vector_compiled.QUICK}
+    monkeypatch.setattr(vector_machine, "SECONDS_AN_INSTRUCTION", 0.0)
+    both = ran(vector_machine.run, "diverge", case, checking=False)
+    assert {one.level for one in vector_compiled._loaded.values()} == {vector_compiled.QUICK, vector_compiled.BEST}
+    assert_same(both, quick, case)
+    monkeypatch.setattr(vector_machine, "SECONDS_AN_INSTRUCTION", 1000.0)
+    monkeypatch.setattr(vector_compiled, "_loaded", {})
+    assert_same(ran(vector_machine.run, "diverge", case, checking=False), quick, case)
+    assert {one.level for one in vector_compiled._loaded.values()} == {vector_compiled.BEST}  # off the disk, at once
 
 
 def test_an_exception_in_python_comes_out(monkeypatch: pytest.MonkeyPatch) -> None:

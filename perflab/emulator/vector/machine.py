@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,13 +21,15 @@ from perflab.emulator.operands import unsupported
 from perflab.emulator.operations import Operation
 from perflab.emulator.tallies import Job, Tally
 from perflab.emulator.vector.checks import granules
-from perflab.emulator.vector.compiled import compiled, is_eager
+from perflab.emulator.vector.compiled import BEST, compiled, is_eager
 from perflab.emulator.vector.events import EVENT_TYPE, Events
 from perflab.emulator.vector.layout import BLOCK_DONE, OUT_OF_FUEL, PARKED, STUCK
 from perflab.emulator.vector.state import Cells, Counts, State, order_of
 
 PIECES = 8  # of the grid for each thread, at least
 PIECE = 32  # blocks, at most, between looks at whether to go on
+SAVED = 0.3  # of the time of quick code, by the best
+SECONDS_AN_INSTRUCTION = 0.004  # of PTX, that the best code takes to make
 DEADLOCK_ROUNDS = 32  # turns of all resident blocks in which nothing changed: nothing ever will
 
 
@@ -46,6 +49,7 @@ class Launch:
         self.job, self.arena, self.operations = job, arena, operations
         self.eager = is_eager(operations)
         self.code = compiled(job.program, operations, job.counting, job.checking)
+        self.begun, self.improving = time.monotonic(), self.code.level == BEST
         total = job.grid[0] * job.grid[1] * job.grid[2]
         self.indices = order_of(job.schedule, job.blocks if job.blocks is not None else range(total))
         self.events = Events(job, arena, log, operations, self.indices)
@@ -98,8 +102,18 @@ class Launch:
                 if first == self.next:
                     return
                 self._piece(state, first, min(len(self.indices), first + size))
+                self._improve()
         except BaseException as error:  # noqa: BLE001 - raised again by the thread that called
             self.events.fail(error)
+
+    def _improve(self) -> None:
+        """The best code for the blocks that are left, if in two launches like this it saves more time than it takes to make."""
+        with self.lock:
+            left = (time.monotonic() - self.begun) / self.next * (len(self.indices) - self.next)
+            if self.improving or 2 * SAVED * left < SECONDS_AN_INSTRUCTION * len(self.operations):
+                return
+            self.improving = True
+        self.code = compiled(self.job.program, self.operations, self.job.counting, self.job.checking, BEST)
 
     def _piece(self, state: State, first: int, end: int) -> None:
         while first < end and not self.events.ended:
