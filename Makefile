@@ -7,15 +7,15 @@ GPU := $(shell { command -v nvidia-smi || ls -d /proc/driver/nvidia; } >/dev/nul
 NBVAL := --nbval --nbval-current-env --nbval-cell-timeout=120 --nbval-sanitize-with=tests/sanitize.cfg
 comma := ,
 
-.PHONY: report test lint lab notebooks readme-plot test-gpu test-browser lock clean
+.PHONY: report test lint lab bytecode notebooks readme-plot test-gpu test-browser lock clean
 .DELETE_ON_ERROR:
 
-report: .venv/.set-core
+report: .venv/.set-core bytecode
 	$(BIN)/perflab report
 
 # Every cell of every notebook runs again and must say what the file says. loadscope: a notebook's cells stay together.
 # A test that hangs fails after five minutes, with the stack of every thread, and the rest runs on.
-test: .venv/.set-test
+test: .venv/.set-test bytecode
 	$(BIN)/python -m pytest -n2 --dist loadscope --timeout=300 $(NBVAL) tests $(NOTEBOOKS)
 
 lint: .venv/.set-test
@@ -25,7 +25,7 @@ lint: .venv/.set-test
 lab: .venv/.set-lab
 	$(BIN)/jupyter lab
 
-notebooks: .venv/.set-core
+notebooks: .venv/.set-core bytecode
 	$(BIN)/perflab notebooks
 
 # docs/ladder.png and its sentence in README.md, from today's records; tests/test_readme.py fails where they are of others.
@@ -48,6 +48,10 @@ lock: .venv/.uv
 clean:
 	rm -rf .venv site build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# Once for the many processes that follow: where PYTHONDONTWRITEBYTECODE is set, each would compile all for itself.
+bytecode: .venv/.uv
+	@$(BIN)/python -m compileall -q perflab kernels
 
 .venv/.uv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -116,23 +116,27 @@ class Amounts:
     @property
     def amounts(self) -> Amounts:
         """These sums alone."""
-        return Amounts(**{f.name: getattr(self, f.name) for f in fields(Amounts)})
+        return self if type(self) is Amounts else Amounts(**{f.name: getattr(self, f.name) for f in fields(Amounts)})
 
 
 _KINDS = ("load", "store", "atomic")
 _MAPPINGS = ("by_class", "thread_by_class", "flops_by")
 NUMBERS = tuple(f.name for f in fields(Amounts) if f.name not in _MAPPINGS)
 """The fields of `Amounts` that are one number."""
+_NUMBERS_OF = attrgetter(*NUMBERS)
 
 
 def total(several: Iterable[Amounts]) -> Amounts:
     """The sum."""
     several = tuple(several)
-    numbers: dict[str, Any] = {name: sum(getattr(one, name) for one in several) for name in NUMBERS}
+    if len(several) == 1:
+        return several[0].amounts
+    numbers: dict[str, Any] = dict(zip(NUMBERS, map(sum, zip(*map(_NUMBERS_OF, several), strict=True)), strict=False))
     for name in _MAPPINGS:
-        added: Counter[Any] = Counter()
+        added: dict[Any, int] = {}
         for one in several:
-            added.update(getattr(one, name))
+            for key, n in getattr(one, name).items():
+                added[key] = added.get(key, 0) + n
         numbers[name] = _frozen(added)
     return Amounts(**numbers)
 

@@ -258,6 +258,7 @@ class _Prepared:
             self.program, call.grid, call.block, parameter_block(self.parameters, values, call.label), call.dynamic_shared,
             min(self.resident_blocks, blocks), None, settings.counting, settings.checking and settings.sample is None,
             settings.schedule, sms=gpu.sm_count or ASSUMED_SMS, addresses=variables.addresses(arena, call.binary.code),
+            operations=self.operations,
         )
         groups: list[tuple[int, ...] | None] = [None]
         if sampled and settings.sample is not None:

@@ -37,7 +37,7 @@ def run(job: Job, arena: Arena, log: FaultLog) -> Tally:
     dynamic = job.dynamic_shared_bytes
     shared = program.dynamic_shared_offset + dynamic if dynamic else program.static_shared_bytes
     with np.errstate(all="ignore"):
-        operations = tuple(decode(instruction, program.registers) for instruction in program.instructions)
+        operations = job.operations or tuple(decode(one, program.registers) for one in program.instructions)
         one = Run(job, arena, log, Tally.empty(program), operations, Detector(log, program, warps), threads, warps, shared)
         machine = Machine(one)
         with contextlib.suppress(Ended):

@@ -8,6 +8,7 @@ import numpy as np
 
 from perflab.emulator.faults import FaultLog
 from perflab.emulator.memory import Arena
+from perflab.emulator.operations import Operation
 from perflab.emulator.program import Program
 
 REQUESTS, LANES, UNITS, IDEAL = range(4)
@@ -61,6 +62,7 @@ class Job:
     schedule          'forward', 'reversed' or 'random:SEED': the order in which blocks and warps get their turn
     instruction_limit warp instructions after which the run is given up as an endless loop (kind 'deadlock')
     sms               number of SMs: block b sees %smid b % sms
+    operations        what each instruction of the program does, where somebody has decoded them; (): the machine does
     """
 
     program: Program
@@ -76,6 +78,7 @@ class Job:
     instruction_limit: int = 20_000_000_000
     sms: int = 132
     addresses: dict[str, int] = field(default_factory=dict)  # of .global and .const variables
+    operations: tuple[Operation, ...] = ()
 
 
 # A machine is a function run(job: Job, arena: Arena, log: FaultLog) -> Tally.

@@ -35,7 +35,7 @@ DEADLOCK_ROUNDS = 32  # turns of all resident blocks in which nothing changed: n
 
 def run(job: Job, arena: Arena, log: FaultLog) -> Tally:
     """Run the blocks of a job. Faults go to `log`; raises Unsupported for an instruction that cannot be done."""
-    operations = tuple(decode(instruction, job.program.registers) for instruction in job.program.instructions)
+    operations = job.operations or tuple(decode(one, job.program.registers) for one in job.program.instructions)
     for operation in operations:
         if operation.role == "call" and operation.target not in KNOWN:
             raise unsupported(operation, f"the function {operation.target} is not known; there are {' and '.join(KNOWN)}")
