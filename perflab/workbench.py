@@ -317,6 +317,10 @@ class Workbench:
             raise PerflabError(f"nothing of {self.name} is measured on {gpu.name} at {dict(fixed)}")
         return {name: row for name, row in measured.items() if row}
 
+    def _where(self, over: str, fixed: Mapping[str, Any], gpu: Gpu) -> str:
+        """The GPU, and the sizes that stay as they are along such a curve."""
+        return ", ".join(filter(None, (gpu.name, self._telling(self._shapes(over, fixed)[0], over))))
+
     def bandwidth(self, gpu: str | Gpu | None = None, over: str = "prefix", **fixed: Any) -> Picture:
         """Bandwidth against the DRAM peak: useful (solid) and asked (dashed) by version, over a size."""
         chosen = find_gpu(gpu or default_gpu())
@@ -336,7 +340,7 @@ class Workbench:
                    for roof in self.ceilings(chosen) if roof.level == "DRAM"][:1]
         title = f"{self.study.title}: bandwidth against peak"
         origin = join(*(m.origin for m in seen), *self._ceiling_origins(chosen), CALCULATED)
-        return charts.curves(title, _device(chosen, fixed), origin, over, charts.BANDWIDTH, lines, levels)
+        return charts.curves(title, self._where(over, fixed, chosen), origin, over, charts.BANDWIDTH, lines, levels)
 
     def bandwidths(self, shape: Any, gpu: str | Gpu | None = None) -> BandwidthTable:
         """A row a version: useful and asked bandwidth, and what L1, L2 and DRAM moved by recorded counters."""
@@ -355,15 +359,17 @@ class Workbench:
         floors = [max(floor_seconds(m.work, chosen, self.study.dtype)) for m in longest]
         lines.append(charts.Curve("floor (datasheet)", [getattr(m.shape, over) for m in longest], floors, 6, dashed=True))
         origins = join(*(m.origin for row in measured.values() for m in row), CALCULATED)
-        return charts.curves(f"{self.study.title}: cold time", _device(chosen, fixed), origins, over, charts.TIME, lines)
+        return charts.curves(f"{self.study.title}: cold time", self._where(over, fixed, chosen), origins, over, charts.TIME,
+                             lines)
 
     def slots(self, shape: Any, gpus: str | Gpu | Sequence[str | Gpu] | None = None) -> Picture:
         """Blocks of each version's grid beside the blocks each GPU holds at once: under one wave, SMs stand idle."""
         return slots_picture(self.study.title, self.versions, shape, gpus_asked(gpus))
 
-    def _telling(self, shape: Any) -> str:
-        """A shape by the sizes in which the declared ones differ: short enough for a picture's title."""
-        return shape_labels([asdict(s) for s in (shape, *self.study.shapes)])[0].removesuffix(", page 0")
+    def _telling(self, shape: Any, but: str = "") -> str:
+        """A shape by the sizes in which the declared ones differ, all but one: short enough for a picture's title."""
+        sizes = [{name: size for name, size in asdict(s).items() if name != but} for s in (shape, *self.study.shapes)]
+        return shape_labels(sizes)[0].removesuffix(", page 0")
 
     def counts(self, shape: Any, gpu: str | Gpu | None = None, sample: int | None = None) -> Table:
         """A row a version: what it does at a shape, counted on the CPU; bytes asked, of sectors, and that must move once."""
@@ -442,5 +448,3 @@ def _label(bound: BoundVersion, kernel: Kernel) -> str:
     return bound.name if kernel == bound.version.kernels[0] else f"{bound.name}: {(kernel.name or '').partition('<')[0]}"
 
 
-def _device(gpu: Gpu, fixed: Mapping[str, Any]) -> str:
-    return ", ".join([gpu.name, *(f"{name} {value}" for name, value in fixed.items())])

@@ -140,6 +140,14 @@ def test_unknown_names_are_errors_with_what_is_known(attention):
         attention.published("x")
 
 
+def test_a_curve_says_what_stays_as_it_is(attention):
+    whole = attention.only("naive", "register_tile")
+    for picture in (whole.bandwidth("H200"), whole.curve("H200"), whole.bandwidth("H200", heads=64, q_len=9)):
+        assert "[H200, batch 1, q_len 9, heads 64]" in str(picture).splitlines()[0]
+    assert str(whole.curve("H200", heads=8, over="batch", prefix=4096)).splitlines()[0].endswith("q_len 9, heads 8, prefix 4,096]")
+    assert str(study("saxpy").curve("H200", over="n")).splitlines()[0].endswith("[H200]")
+
+
 def test_predictions_are_scored_from_records(attention):
     row, *more = attention.until("register_tile").predictions("H200").rows
     assert len(more) == 7 and {found[4] for found in more} <= {"hit", "miss", "tie"}
