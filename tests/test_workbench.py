@@ -144,7 +144,8 @@ def test_a_curve_says_what_stays_as_it_is(attention):
     whole = attention.only("naive", "register_tile")
     for picture in (whole.bandwidth("H200"), whole.curve("H200"), whole.bandwidth("H200", heads=64, q_len=9)):
         assert "[H200, batch 1, q_len 9, heads 64]" in str(picture).splitlines()[0]
-    assert str(whole.curve("H200", heads=8, over="batch", prefix=4096)).splitlines()[0].endswith("q_len 9, heads 8, prefix 4,096]")
+    over_batch = str(whole.curve("H200", heads=8, over="batch", prefix=4096)).splitlines()[0]
+    assert over_batch.endswith("[H200, q_len 9, heads 8, prefix 4,096]")
     assert str(study("saxpy").curve("H200", over="n")).splitlines()[0].endswith("[H200]")
 
 
