@@ -22,6 +22,7 @@ from perflab.tables import Table
 
 if TYPE_CHECKING:
     from perflab.emulator.counts import Counts
+    from perflab.register_banks import RegisterBanks
 
 HOST_CODE_LEFT_OUT = "-DPERFLAB_HOST_CODE_LEFT_OUT=1"
 """Stands among the options of a Binary made of a file's device code alone."""
@@ -80,6 +81,12 @@ class Kernel:
             for one, r in zip(gpu, found, strict=True)
         ]
         return Table(f"resources of {self.label}", columns, rows, join(*(r.origin for r in found)))
+
+    def register_banks(self, gpu: Any) -> RegisterBanks:
+        """What the innermost loops read of the register file on one GPU, and the FFMA rate that leaves (modelled)."""
+        from perflab.register_banks import register_banks
+
+        return register_banks(self.binary(gpu), self.entry(gpu), self.name)
 
     def occupancy(self, gpu: Any, block: Any, dynamic_shared: int = 0, grid: Any = None, **more: Any) -> Any:
         """The `Occupancy` with this kernel's own registers, static shared memory and barriers; a list of GPUs gives a `Table`.

@@ -204,17 +204,11 @@ def _listing(cubin: bytes) -> dict[str, dict]:
 
 def disassembled(cubin: bytes) -> dict[str, dict]:
     """What `_listing` caches, by nvdisasm. Its text, not its JSON: only that marks the loads and stores of spills."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "kernel.cubin"
-        file.write_bytes(cubin)
-        done = subprocess.run([nvidia_tool("nvdisasm"), "-g", "-c", str(file)], capture_output=True, text=True)
-    if done.returncode:
-        raise PerflabError(f"nvdisasm failed: {done.stderr.strip()}")
     listing: dict[str, dict] = {}
     mix: Counter[str] = Counter()
     spills: dict[tuple[str, int], list[int]] = {}
     place = ("", 0)
-    for text in done.stdout.splitlines():
+    for text in disassembly(cubin).splitlines():
         if match := _FUNCTION.match(text):
             mix, spills, place = Counter(), defaultdict(lambda: [0, 0]), ("", 0)
             listing[match[1]] = {"mix": mix, "spills": spills}
@@ -229,6 +223,17 @@ def disassembled(cubin: bytes) -> dict[str, dict]:
             if "SpillRefill" in rest:
                 spills[place][opcode.startswith("LDL")] += _width_bytes(opcode)
     return {name: {"mix": dict(one["mix"]), "spills": _most_first(one["spills"])} for name, one in listing.items()}
+
+
+def disassembly(cubin: bytes) -> str:
+    """What nvdisasm says: the machine code with labels and source lines. Takes a second; not cached."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "kernel.cubin"
+        file.write_bytes(cubin)
+        done = subprocess.run([nvidia_tool("nvdisasm"), "-g", "-c", str(file)], capture_output=True, text=True)
+    if done.returncode:
+        raise PerflabError(f"nvdisasm failed: {done.stderr.strip()}")
+    return done.stdout
 
 
 def _class_of(opcode: str, operands: str) -> str:

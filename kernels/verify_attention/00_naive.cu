@@ -7,7 +7,7 @@
 //
 // How: one block a (head, node, request); the whole score row lives in shared memory; two passes over the keys.
 // Pass 1, a thread a key: 576 scalar loads each, a row apart from its neighbour's. Pass 2, a thread a latent column: coalesced.
-// Limits: each block reads all keys twice, a load per FMA; the score row must fit in shared memory; a row that sees no key is NaN.
+// Limits: each block reads all keys twice, a load per FMA; the score row must fit in shared memory.
 
 #include <math_constants.h>
 
@@ -68,16 +68,17 @@ naive(const float* __restrict__ q,                // [batch, q_len, heads, LATEN
         largest = fmaxf(largest, score);
     }
     largest = block_reduce(largest, warp_values, Max());
+    const float shift = largest == -CUDART_INF_F ? 0.0f : largest;  // a row that sees no key: -inf - -inf is NaN
 
     float total = 0.0f;
     for (int j = threadIdx.x; j < keys; j += blockDim.x) {
-        const float weight = expf(scores[j] - largest);  // a hidden key: exp(-inf) = 0
+        const float weight = expf(scores[j] - shift);  // a hidden key: exp(-inf) = 0
         scores[j] = weight;
         total += weight;
     }
     total = block_reduce(total, warp_values, Sum());  // its barriers also publish scores[]
 
-    const float inverse = 1.0f / total;
+    const float inverse = total > 0.0f ? 1.0f / total : 0.0f;  // a row that sees nothing: zeros and -inf
     for (int d = threadIdx.x; d < LATENT; d += blockDim.x) {
         float sum = 0.0f;
         for (int j = 0; j < keys; ++j) {

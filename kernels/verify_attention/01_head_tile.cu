@@ -9,7 +9,7 @@
 //          since the naive second pass reads LATENT of LATENT + ROPE columns), and run at any prefix.
 // Limits:  about 70 KB of shared memory a block (1 block an SM on sm_120, 3 on sm_90) and 8 times fewer blocks; the score
 //          step keeps HEADS_PER_BLOCK * KEYS_PER_TILE = 128 of 256 threads busy, each with a dot product of its own over rows
-//          that start in the same bank (576 floats = 18 * 32); a row that sees no key at all gives NaN.
+//          that start in the same bank (576 floats = 18 * 32).
 
 #include <math_constants.h>
 
@@ -96,6 +96,8 @@ head_tile(const float* __restrict__ q,                // [batch, q_len, heads, L
         __syncthreads();
     }
 
-    for (int i = threadIdx.x; i < heads_here * LATENT; i += blockDim.x) out[row * LATENT + i] = sum[i] / total[i / LATENT];
+    // A row that sees nothing: zeros and -inf.
+    for (int i = threadIdx.x; i < heads_here * LATENT; i += blockDim.x)
+        out[row * LATENT + i] = total[i / LATENT] > 0.0f ? sum[i] / total[i / LATENT] : 0.0f;
     if (threadIdx.x < heads_here) lse[row + threadIdx.x] = largest[threadIdx.x] + logf(total[threadIdx.x]);
 }

@@ -5,7 +5,7 @@
 // Changed: rows of the query and of the key tile lie PITCH = 580 floats apart in shared memory instead of 576.
 // Should:  end the bank conflicts of the score step. 576 = 18 * 32 puts every row's start into the same bank, and 16 keys of a
 //          half warp read one column of 16 rows; 580 = 18 * 32 + 4 spreads them, and 16-byte loads of 8 lanes meet no bank twice.
-// Limits:  what limits 01_head_tile.cu, bank conflicts excepted: few blocks, half the threads idle in the score step, NaN without a key.
+// Limits:  what limits 01_head_tile.cu, bank conflicts excepted: few blocks, half the threads idle in the score step.
 
 #include <math_constants.h>
 
@@ -92,6 +92,8 @@ padded_rows(const float* __restrict__ q,                // [batch, q_len, heads,
         __syncthreads();
     }
 
-    for (int i = threadIdx.x; i < heads_here * LATENT; i += blockDim.x) out[row * LATENT + i] = sum[i] / total[i / LATENT];
+    // A row that sees nothing: zeros and -inf.
+    for (int i = threadIdx.x; i < heads_here * LATENT; i += blockDim.x)
+        out[row * LATENT + i] = total[i / LATENT] > 0.0f ? sum[i] / total[i / LATENT] : 0.0f;
     if (threadIdx.x < heads_here) lse[row + threadIdx.x] = largest[threadIdx.x] + logf(total[threadIdx.x]);
 }

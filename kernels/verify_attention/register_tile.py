@@ -21,6 +21,16 @@ REGISTER_TILE = Tiling(
 )
 
 
+def written(totals: int, quads: int, keys: int, free: bool) -> Tiling:
+    """The register tile's loop as 10_register_banks.cu can write it: totals a score, quads and keys a turn, sums free."""
+    how = f"{totals}, {quads}, {keys}, {str(free).lower()}"
+    kernel = load(HERE / "10_register_banks.cu", f"register_banks<{LATENT}, {ROPE}, {REGISTER_WARPS}, {how}>")
+    return replace(REGISTER_TILE, kernel=kernel)
+
+
+REGISTER_BANKS = written(2, 1, 1, True)
+
+
 # ---------------------------------------------------------------- cache rows in pages
 PAGES = (1, 16, 64)
 PAGED_ARGUMENTS = ("q", "kv", "page_table", "visible", "part_sum", "part_stats")

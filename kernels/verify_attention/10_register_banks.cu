@@ -1,0 +1,25 @@
+// MLA verify attention, version 9: register reads.
+//
+// Computes what 00_naive.cu computes: out and natural log-sum-exp of tree-masked attention over a latent KV cache.
+//
+// Changed: the loop of 08_register_tile.cu, written so that ptxas lays the three operands of an FFMA into both banks of registers.
+//          A score has two totals, of even and of odd columns; a turn of a loop does one quad of columns, or one key; and the sums
+//          leave through a multiply by one, so that they need not lie in the aligned quads of the stores, where the sum of column
+//          x and the x of a key have both an even number.
+// Should:  lift what held the register tile: with one operand a bank and clock, its loops read two operands of one bank in most
+//          FFMA, and can issue 0.65 of them a clock.
+// Limits:  as 08_register_tile.cu; 255 registers a thread.
+
+#include "register_tile.cuh"
+
+template <int LATENT, int ROPE, int WARPS, int TOTALS, int SCORES, int KEYS_AT_ONCE, bool FREE>
+__global__ void __launch_bounds__(WARPS * 32, 1)
+register_banks(const float* __restrict__ q,                // [batch, q_len, heads, LATENT + ROPE]
+               const float* __restrict__ kv,               // [batch, prefix + q_len, LATENT + ROPE]
+               const unsigned char* __restrict__ visible,  // [batch, q_len, q_len]
+               float* __restrict__ part_sum,               // [batch, q_len, heads, parts, LATENT], see parts.cuh
+               float2* __restrict__ part_stats,            // [batch, q_len, heads, parts]
+               int heads, int q_len, int prefix, float scale, int parts, int tiles_per_part) {
+    attend<TOTALS, SCORES, KEYS_AT_ONCE, FREE, LATENT, ROPE, WARPS, Together<(LATENT + ROPE) / 4>>(
+        q, visible, part_sum, part_stats, heads, q_len, prefix, scale, parts, tiles_per_part, kv);
+}
