@@ -96,8 +96,10 @@ def register_banks(binary: Binary, entry: str, name: str | None = None) -> Regis
 
 def innermost_loops(text: str, entry: str) -> Iterator[list[Instruction]]:
     """The bodies of the innermost loops of one kernel, out of what nvdisasm -g -c printed: label to backward branch."""
-    code, labels, place, here = [], {}, ("", 0), False
+    code: list[Instruction] = []
+    labels: dict[str, int] = {}
     ends: dict[int, int] = {}  # of a loop's last instruction -> its first
+    place, here = ("", 0), False
     for line in text.splitlines():
         if line.startswith(".text."):
             here = line == f".text.{entry}:"

@@ -158,31 +158,39 @@ ONE_STREAM = tuple(
     for prefix in (16384, 4096, 1024, 256, 65536)
 )
 STREAMS = tuple(
-    Shape(batch=batch, q_len=9, heads=heads, prefix=prefix)
-    for batch in (4, 16) for heads in (64, 8) for prefix in (16384, 4096, 1024)
+    Shape(batch=batch, q_len=q_len, heads=heads, prefix=prefix)
+    for batch in (4, 16) for heads, q_len in ((64, 9), (8, 9), (64, 33), (8, 33))
+    for prefix in (16384, 4096, 1024, 256, 65536)
 )
 # Where counters explain most: the shape of the predictions, shorter prefixes, fewer heads, more nodes.
 COUNTED_AT = tuple(
-    Shape(q_len=q_len, heads=heads, prefix=prefix)
-    for heads, q_len, prefix in ((64, 9, 16384), (64, 9, 4096), (64, 9, 1024), (8, 9, 16384), (64, 33, 1024))
+    Shape(batch=batch, q_len=q_len, heads=heads, prefix=prefix)
+    for batch, heads, q_len, prefix in (
+        (1, 64, 9, 16384), (1, 64, 9, 4096), (1, 64, 9, 1024), (1, 8, 9, 16384), (1, 64, 33, 1024),
+        (1, 64, 33, 16384), (4, 64, 9, 4096), (16, 8, 9, 4096),
+    )
 )
-LONG = tuple(Shape(q_len=9, heads=heads, prefix=prefix) for prefix in (185344, 131072) for heads in (64, 8))
+LONG = tuple(
+    Shape(q_len=q_len, heads=heads, prefix=prefix)
+    for prefix in (185344, 131072) for heads, q_len in ((64, 9), (8, 9), (64, 33), (8, 33))
+)
 
 
 def spec(shape: Shape) -> dict[str, int]:
-    """Fewer samples where the slow versions take up to a third of a second: those are steady after few."""
-    pairs = shape.batch * shape.q_len * shape.prefix
-    if shape.page or pairs < 500_000:
+    """Fewer samples where the slow versions take a tenth of a second to six: those are steady after few."""
+    times = shape.batch * shape.q_len * shape.heads * shape.prefix / (9 * 64 * 16384)  # the work of AT_16K
+    if shape.page or times < 3.5:
         return {}
-    return {"max_samples": 24} if pairs < 1_000_000 else {"min_samples": 10, "max_samples": 12}
-
+    if times < 7:
+        return {"max_samples": 24}
+    return {"min_samples": 10, "max_samples": 12} if times < 14 else {"min_samples": 6, "max_samples": 6}
 
 
 study = Study(
     name="verify_attention",
     title="MLA verify attention",
     shape=Shape,
-    shapes=(*ONE_STREAM, *STREAMS, *LONG, *IN_PAGES),
+    shapes=(*ONE_STREAM, *LONG, *IN_PAGES, *sorted(STREAMS, key=lambda shape: shape.batch * shape.q_len * shape.prefix)),
     bundles={
         "h16_p2048_b16": Shape(batch=2, heads=16, prefix=2048, q_len=17),
         "h64_p128_b32": Shape(batch=1, heads=64, prefix=128, q_len=33),
