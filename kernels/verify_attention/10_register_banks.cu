@@ -1,4 +1,4 @@
-// MLA verify attention, version 9: register reads.
+// MLA verify attention, version 9: register banks.
 //
 // Computes what 00_naive.cu computes: out and natural log-sum-exp of tree-masked attention over a latent KV cache.
 //

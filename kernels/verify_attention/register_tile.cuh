@@ -44,8 +44,8 @@ struct InPages {
     }
 };
 
-// How the loop is written, with the same result but for the order of additions; what ptxas makes of it differs in which registers
-// an instruction reads together. TOTALS of a score: 1, or 2, even and odd columns apart. SCORES, KEYS: turns of the loops over
+// How the loop is written, with the same result but for the order of additions. What ptxas makes of it differs in which registers
+// an instruction reads together. TOTALS of a score: 1, or 2, even and odd columns apart. SCORES, KEYS_AT_ONCE: turns of the loops over
 // columns and over keys that are unrolled into one. FREE: sums need not lie in the registers that they are stored from.
 template <int TOTALS, int SCORES, int KEYS_AT_ONCE, bool FREE, int LATENT, int ROPE, int WARPS, class Rows, class... Cache>
 __device__ __forceinline__ void attend(const float* __restrict__ q, const unsigned char* __restrict__ visible,
