@@ -369,7 +369,9 @@ class Stopwatch:
         """Launch until it gets no faster: clocks rise under load only. Returns the seconds of the last launches."""
         end, spent, before = self._now() + spec.max_warmup_seconds, 0.0, math.inf
         while True:
-            taken = [self._unheld(work, turn) for turn in range(WINDOW)]
+            taken = [self._unheld(work, 0)]
+            while len(taken) < WINDOW and self._now() < end:
+                taken.append(self._unheld(work, len(taken)))
             spent, latest = spent + sum(taken), statistics.median(taken)
             settled = spent >= spec.min_warmup_seconds and latest >= 0.98 * before
             if settled or self._now() >= end:

@@ -180,7 +180,7 @@ def spec(shape: Shape) -> dict[str, float]:
     """Less time where the slow versions take a tenth of a second to two: those are steady after few samples."""
     if shape.page or (shape.batch == 1 and shape.prefix <= 16384):
         return {}
-    shorter = {"max_seconds": 0.5, "max_warmup_seconds": 0.5}
+    shorter = {"min_samples": 10, "max_seconds": 0.5, "max_warmup_seconds": 0.5}
     times = shape.batch * shape.q_len * shape.heads * shape.prefix / (9 * 64 * 16384)  # the work of AT_16K
     return shorter if times < 14 else {**shorter, "min_samples": 6, "max_samples": 6}
 
