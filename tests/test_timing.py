@@ -191,7 +191,7 @@ def test_warm_up_goes_on_while_the_kernel_gets_faster() -> None:
     assert sum(entry == ("launch", "kernel") for entry in device.log[:first_fill]) > 40
 
 
-@pytest.mark.parametrize(("seconds", "launches"), [(1.0, 1), (0.2, 3)])
+@pytest.mark.parametrize(("seconds", "launches"), [(1.0, 1), (0.2, 2)])
 def test_warm_up_is_bounded(seconds: float, launches: int) -> None:
     """It ends with the launch that passes its limit, in the middle of a window too."""
     timing, device = timed(Kernel(seconds=seconds, slower_at_first=2.0), TimingSpec(max_warmup_seconds=0.5))
