@@ -8,12 +8,12 @@ and launch bounds stand in the PTX; the machine code comes from nvdisasm, which 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 import shutil
 import subprocess
 import tempfile
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,7 +27,6 @@ from perflab.origins import Origin
 from perflab.sources import include_folders
 from perflab.tables import Shown, Table
 
-_LISTING_VERSION = 2  # of the cached disassembly
 _CLASSES_SHOWN = 8
 
 # Classes of instructions by the start of the opcode; the rest is "other".
@@ -80,14 +79,14 @@ class Resources(Shown):
     @cached_property
     def sass(self) -> Mapping[str, int]:
         """The static instruction mix: class -> instructions in the code, and their 'total'. Not an execution count."""
-        return _listing(self.cubin)[self.entry]["mix"]
+        return disassembled(self.cubin)[self.entry]["mix"]
 
     @cached_property
     def spills_by_line(self) -> tuple[tuple[str, int, int, int], ...]:
         """(file, line, bytes stored, bytes loaded) of the spills, most bytes first; () without any."""
         if not self.spill_store_bytes + self.spill_load_bytes:
             return ()
-        return tuple((file, line, out, back) for file, line, out, back in _listing(self.cubin)[self.entry]["spills"])
+        return tuple((file, line, out, back) for file, line, out, back in disassembled(self.cubin)[self.entry]["spills"])
 
     @property
     def instructions(self) -> str:
@@ -191,19 +190,11 @@ def _parameters(declared: str) -> Iterator[Parameter]:
         end = offset + size
 
 
-def _listing(cubin: bytes) -> dict[str, dict]:
-    """entry -> {"mix": class -> count, "spills": [[file, line, bytes out, bytes back]]}, cached by the cubin's digest."""
-    path = cache_folder() / "sass" / f"{hashlib.sha256(cubin).hexdigest()}-{_LISTING_VERSION}.json"
-    try:
-        return json.loads(read_kept(path) or b"")
-    except ValueError:
-        listing = disassembled(cubin)
-    keep(path, json.dumps(listing))
-    return listing
-
-
 def disassembled(cubin: bytes) -> dict[str, dict]:
-    """What `_listing` caches, by nvdisasm. Its text, not its JSON: only that marks the loads and stores of spills."""
+    """entry -> {"mix": class -> count, "spills": [[file, line, bytes out, bytes back]]}.
+
+    Of nvdisasm's text, not its JSON: only that marks the loads and stores of spills.
+    """
     listing: dict[str, dict] = {}
     mix: Counter[str] = Counter()
     spills: dict[tuple[str, int], list[int]] = {}
@@ -226,13 +217,19 @@ def disassembled(cubin: bytes) -> dict[str, dict]:
 
 
 def disassembly(cubin: bytes) -> str:
-    """What nvdisasm says: the machine code with labels and source lines. Takes a second; not cached."""
+    """What nvdisasm says: the machine code with labels and source lines. Takes a second, so kept by the cubin's digest."""
+    path = cache_folder() / "sass" / f"{hashlib.sha256(cubin).hexdigest()}.z"
+    try:
+        return zlib.decompress(read_kept(path) or b"").decode()
+    except zlib.error:
+        pass
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kernel.cubin"
         file.write_bytes(cubin)
         done = subprocess.run([nvidia_tool("nvdisasm"), "-g", "-c", str(file)], capture_output=True, text=True)
     if done.returncode:
         raise PerflabError(f"nvdisasm failed: {done.stderr.strip()}")
+    keep(path, zlib.compress(done.stdout.encode()))
     return done.stdout
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from perflab import hardware, machine
 from perflab.check import Check
 from perflab.counters import HardwareCounts, agreement
-from perflab.errors import PerflabError
+from perflab.errors import PerflabError, unknown
 from perflab.gpus import Gpu
 from perflab.gpus import gpu as find_gpu
 from perflab.limits import SAMPLE, Limits, limits_of
@@ -58,15 +58,20 @@ class BoundVersion:
                 return occupancy_of(launches[0], find_gpu(gpus[0]))
         return self.bench.only(self.name).occupancy(shape, gpus)
 
-    def source(self, diff: bool = False, counts: Counts | None = None, outer: bool = False) -> Listing:
+    def source(self, diff: bool = False, counts: Counts | None = None, outer: bool = False, header: str = "") -> Listing:
         """The version's source, highlighted; diff=True marks the lines that the version before does not have.
 
-        counts: of `count()`, shown beside the lines; outer: by the line at which inlined code was inlined.
+        counts: of `count()`, shown beside the lines; outer: by the line at which inlined code was inlined. header: instead of
+        the file, one that it includes; an unknown name is an error that lists those there are.
         """
         before = self.bench.before(self.name) if diff else None
         own = self.version.kernels[0].source
-        older = before.version.kernels[0].source.text if before else None
-        listing = Listing(own.file, own.text) if counts is None else counts.listing(own.text, own.file, outer)
+        file, texts = header or own.file, {**dict(own.headers), own.file: own.text}
+        if file not in texts:
+            raise unknown(f"header of {own.file}", header, (name for name, _ in own.headers))
+        theirs = before.version.kernels[0].source if before else None
+        older = dict(theirs.headers).get(header, theirs.text) if theirs else None
+        listing = Listing(file, texts[file]) if counts is None else counts.listing(texts[file], file, outer)
         return replace(listing, before=older, before_name=before.name if before else "")
 
     def identity(self, shape: Any, gpu: str | Gpu) -> Identity:

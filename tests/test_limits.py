@@ -190,7 +190,7 @@ def test_recorded_versions_are_held_by_what_their_counters_say(attention):
     shape = attention.shape(heads=64, q_len=9, prefix=1024)
     naive, head, padded = (attention[name].limits(shape, "H200") for name in ("naive", "head_tile", "padded_rows"))
     assert naive.verdict.startswith("held by L1 data path, mostly global memory: ")
-    assert naive.rows[0].share == pytest.approx(0.83, abs=0.05)
+    assert naive.rows[0].share == pytest.approx(0.77, abs=0.05)
     assert head.rows[0].what == IDLE and head.rows[0].share == pytest.approx(60 / 132, abs=0.01)
     shares = {one.what: one for one in head.rows}
     assert shares[SHARED].mostly == "bank conflicts" and shares[WAITS].mostly == "long scoreboard"

@@ -122,7 +122,7 @@ def test_parity_passes_on_all_bundles_of_all_versions_but_points_of_tunables(att
     rows = attention.parity("H200").rows
     whole = [bound.name for bound in attention.versions if bound.version.shapes is None]
     assert [row[0] for row in rows] == ["PASS"] * 4 * len(whole)
-    assert len(whole) == 9 and list(dict.fromkeys(row[1] for row in rows)) == whole
+    assert len(whole) == 10 and list(dict.fromkeys(row[1] for row in rows)) == whole
 
 
 def test_unknown_names_are_errors_with_what_is_known(attention):
@@ -150,8 +150,8 @@ def test_a_curve_says_what_stays_as_it_is(attention):
 
 
 def test_predictions_are_scored_from_records(attention):
-    row, *more = attention.until("register_tile").predictions("H200").rows
-    assert len(more) == 7 and {found[4] for found in more} <= {"hit", "miss", "tie"}
+    row, *more = attention.until("register_banks").predictions("H200").rows
+    assert len(more) == 8 and {found[4] for found in more} <= {"hit", "miss", "tie"}
     times = [attention[name].timing(attention.shape(), "H200").seconds for name in ("naive", "head_tile")]
     assert row[3] == f"{times[0] / times[1]:.2f}x"
     assert row[4] == ("hit" if 0.4 <= times[0] / times[1] <= 1.0 else "miss")
@@ -159,7 +159,7 @@ def test_predictions_are_scored_from_records(attention):
 
 def test_stale_records_are_shown_as_stale(copied):
     kernel = copied / "kernels" / "verify_attention" / "00_naive.cu"
-    kernel.write_text(kernel.read_text().replace("expf(scores[j] - largest)", "exp2f(scores[j] - largest)"))
+    kernel.write_text(kernel.read_text().replace("expf(scores[j] - shift)", "exp2f(scores[j] - shift)"))
     bench = study("verify_attention")
     shape = bench.shape()
     assert bench["naive"].timing(shape, "H200").stale
@@ -215,6 +215,16 @@ def test_floors_of_the_write_ups_shape(attention):
 
 def test_describe_leaves_out_what_is_none(attention):
     assert describe(attention.shape()) == "batch 1, q_len 9, heads 64, prefix 16,384, tree random"
+
+
+def test_the_source_of_a_header(attention):
+    """Beside the same header of the version before, or where that has none its file: the loop moved, it did not change."""
+    tile, banks = attention["register_tile"], attention["register_banks"]
+    listing = tile.source(diff=True, header="register_tile.cuh")
+    assert "fmaf(w[r], v[c].x" in str(listing) and "since head_tiles_8" in listing.title and len(listing.new_lines()) > 100
+    assert banks.source(diff=True, header="register_tile.cuh").new_lines() == frozenset()
+    with pytest.raises(PerflabError, match=r'unknown header of 08_register_tile.cu "parts.cu".*Known: .*parts.cuh'):
+        tile.source(header="parts.cu")
 
 
 def test_a_published_table_needs_a_source(copied):
@@ -280,7 +290,7 @@ def test_rivals_stand_beside_our_best_and_say_what_they_compute(attention):
     rows = attention.rivals(attention.rival_shapes()[0], "H200").rows
     masks = {row[0]: row[1] for row in rows}
     assert masks["FlashMLA prefix"] == "prefix only" and masks["FlashMLA chain"] == "chain only"
-    assert masks["torch eager"] == masks["register_tile (ours, float32)"] == "exact"
+    assert masks["torch eager"] == masks["register_banks (ours, float32)"] == "exact"
     assert len(rows) == 21
 
 

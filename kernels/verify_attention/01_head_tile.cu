@@ -96,7 +96,7 @@ head_tile(const float* __restrict__ q,                // [batch, q_len, heads, L
         __syncthreads();
     }
 
-    // A row that sees nothing: zeros and -inf.
+    // A row that sees nothing: zeros and -inf. So, wrongly, is what sees a NaN: its total is no more above 0.
     for (int i = threadIdx.x; i < heads_here * LATENT; i += blockDim.x)
         out[row * LATENT + i] = total[i / LATENT] > 0.0f ? sum[i] / total[i / LATENT] : 0.0f;
     if (threadIdx.x < heads_here) lse[row + threadIdx.x] = largest[threadIdx.x] + logf(total[threadIdx.x]);

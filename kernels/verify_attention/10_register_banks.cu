@@ -6,8 +6,8 @@
 //          more often. The sums leave through a multiply by one, so that they need not lie in the aligned quads of the stores, where
 //          the sum of column x and the x of a key both have an even number; a turn of the loop over keys does one key, not two.
 // Should:  lift some of what holds the register tile: with one operand a bank and clock, its loops read two operands of one bank in
-//          most FFMA, and can issue 0.68 of them a clock; these 0.75. The study what_held_it measures 12 ways to write the loop.
-// Limits:  as 08_register_tile.cu; 255 registers a thread.
+//          most FFMA, and can issue 0.66 of them a clock; these 0.75. The study what_held_it measures 12 ways to write the loop.
+// Limits:  as 08_register_tile.cu, 16-byte boundaries too; 254 registers a thread.
 
 #include "register_tile.cuh"
 
