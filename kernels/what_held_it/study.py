@@ -39,8 +39,8 @@ AS_IT_WAS = Way(1, 2, 2, False)
 
 # Before the first run: what `Kernel.register_banks` counted of the two loops as compiled by NVRTC 13.0 for sm_90, in clocks of
 # a scheduler a warp and tile. Outside the loops the register tile took some 1,100 clocks a tile more, by its time of 593 us; so
-# did every other way, it was assumed. Looking back, these are wrong for the ways whose sums are not free: of the loop over keys,
-# which is there twice, the faster copy was taken and not the one that runs. They stay, for the predictions were made of them;
+# did every other way, it was assumed. Looking back, these are wrong for the ways whose sums are not free: the loop over keys is
+# there twice, and the faster copy was taken instead of the one that runs. They stay, for the predictions were made of them;
 # `loop_clocks` has it right: 6,630 of the register tile, not 6,374.
 LOOP_CLOCKS = {
     "t1_q1_k1": 6050, "t1_q1_k1_free": 5704, "t1_q1_k2": 5978, "t1_q1_k2_free": 6002,
