@@ -90,6 +90,7 @@ class Record:
     def from_json(text: str | bytes) -> Record:
         """Back from one line. Raises PerflabError that says what is wrong with it."""
         try:
+            text = text if isinstance(text, str) else text.decode()
             line = json.loads(text)
         except ValueError as error:
             raise PerflabError(f"not JSON: {error}") from error
@@ -103,7 +104,11 @@ class Record:
             what = ", ".join(wrong) or f"kind {kind!r}"
             raise PerflabError(f"a record of schema {SCHEMA} whose fields are missing or of another type: {what}")
         rest = {key: line[key] for key in _FIELDS}
-        return Record(kind=kind, payload=_text_to_nan(line[kind]), rival=line.get("rival"), **rest)
+        payload = _text_to_nan(line[kind]) if any(f'"{name}"' in text for name in _NOT_FINITE) else line[kind]
+        return Record(kind=kind, payload=payload, rival=line.get("rival"), **rest)
+
+
+_NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 
 
 def _text_to_nan(value: Any) -> Any:
@@ -111,7 +116,7 @@ def _text_to_nan(value: Any) -> Any:
         return {key: _text_to_nan(inner) for key, inner in value.items()}
     if isinstance(value, list):
         return [_text_to_nan(inner) for inner in value]
-    return float(value) if value in ("NaN", "Infinity", "-Infinity") else value
+    return float(value) if value in _NOT_FINITE else value
 
 
 _CHANGED = {
