@@ -29,7 +29,7 @@ class Way:
 
     @property
     def name(self) -> str:
-        """t1_q2_k2 of the register tile itself, t1_q2_k1_free of register_banks, t2_q1_k1_free of what was foretold to be fastest."""
+        """t1_q2_k2 of the register tile itself, t1_q2_k1_free of register_banks."""
         return f"t{self.totals}_q{self.quads}_k{self.keys}" + ("_free" if self.free else "")
 
 
