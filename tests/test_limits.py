@@ -231,5 +231,5 @@ def test_without_any_record_it_is_counted_and_calculated(attention):
 def test_a_timing_without_counters_is_held_by_what_must_move():
     workspace(ROOT)
     saxpy = study("saxpy")
-    found = saxpy["float4"].limits(saxpy.shape(n=2**26), "H200", sample=4)
+    found = saxpy["float4"].limits(saxpy.shape(n=2**24), "H200", sample=4)
     assert found.verdict.startswith("held by DRAM: 9") and found.rows[0].kinds == "calculated + counted + measured"
