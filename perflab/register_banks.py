@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from perflab.compile import Binary
 from perflab.errors import PerflabError
 from perflab.origins import Origin
-from perflab.resources import disassembly
+from perflab.resources import disassembly, source_place
 from perflab.tables import Shown, Table, decimal
 
 ARCHITECTURES = ("sm_90",)  # where the rule was held against measured times
@@ -35,7 +35,6 @@ _WITHOUT_RESULT = {"FSETP": 2, "ISETP": 2}  # these write two predicates, all ot
 _INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z]\w*)([\w.]*)\s*(.*?)\s*;")
 _LABEL = re.compile(r"^(\.L\w*):")
 _TARGET = re.compile(r"\(?`?\(?(\.L\w+)\)")
-_LINE = re.compile(r'//## File "(?:.*/)?(.*?)", line (\d+)(?! inlined)')
 _REGISTER = re.compile(r"[-|~!]*R(\d+)(?:\.\w+)*?(\.reuse)?(?:\.\w+)*\|?$")
 
 
@@ -109,8 +108,8 @@ def innermost_loops(text: str, entry: str) -> Iterator[list[Instruction]]:
             continue
         elif found := _LABEL.match(line):
             labels[found[1]] = len(code)
-        elif found := _LINE.search(line):
-            place = (found[1], int(found[2]))
+        elif named := source_place(line):
+            place = named
         elif found := _INSTRUCTION.search(line):
             opcode, operands = found[2], found[4]
             target = _TARGET.search(operands) if opcode == "BRA" else None

@@ -203,8 +203,8 @@ def disassembled(cubin: bytes) -> dict[str, dict]:
         if match := _FUNCTION.match(text):
             mix, spills, place = Counter(), defaultdict(lambda: [0, 0]), ("", 0)
             listing[match[1]] = {"mix": mix, "spills": spills}
-        elif match := _LINE.search(text):
-            place = (re.sub("^/(cuda/+)?", "", match[1]), int(match[2]))
+        elif named := source_place(text):
+            place = named
         elif match := _INSTRUCTION.search(text):
             predicate, opcode, rest = (match[1] or "").strip(), match[2], match[3]
             if predicate == "@!PT" or opcode == "NOP":
@@ -217,7 +217,10 @@ def disassembled(cubin: bytes) -> dict[str, dict]:
 
 
 def disassembly(cubin: bytes) -> str:
-    """What nvdisasm says: the machine code with labels and source lines. Takes a second, so kept by the cubin's digest."""
+    """What nvdisasm says: the machine code with labels and source lines. Takes a second, so kept by the cubin's digest.
+
+    Raises PerflabError where nvdisasm fails or is not there.
+    """
     path = cache_folder() / "sass" / f"{hashlib.sha256(cubin).hexdigest()}.z"
     try:
         return zlib.decompress(read_kept(path) or b"").decode()
@@ -231,6 +234,12 @@ def disassembly(cubin: bytes) -> str:
         raise PerflabError(f"nvdisasm failed: {done.stderr.strip()}")
     keep(path, zlib.compress(done.stdout.encode()))
     return done.stdout
+
+
+def source_place(text: str) -> tuple[str, int] | None:
+    """(file, line) that a line of the disassembly says the code after it came of; None where it says no such thing."""
+    match = _LINE.search(text)
+    return (re.sub("^/(cuda/+)?", "", match[1]), int(match[2])) if match else None
 
 
 def _class_of(opcode: str, operands: str) -> str:

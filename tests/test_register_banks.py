@@ -59,13 +59,13 @@ LISTING = """
         /*0000*/                   FFMA R1, R2, R3, R4 ;
         /*0010*/               @P0 BRA `(.L_x_9) ;
 .text.mine:
-\t//## File "/a/b/k.cu", line 7 inlined at "/a/b/k.cu", line 30
+\t//## File "/k.cu", line 7
         /*0000*/                   MOV R1, c[0x0][0x28] ;
 .L_x_1:
-\t//## File "/a/b/k.cu", line 8
+\t//## File "/k.cu", line 8
         /*0010*/                   FADD R1, R2, R3 ;
 .L_x_0:
-\t//## File "/a/b/k.cu", line 9
+\t//## File "/k.cu", line 9
         /*0020*/                   FFMA R1, R2.reuse, R3, R4 ;
         /*0030*/              @!P0 BRA `(.L_x_0) ;
         /*0040*/              @!P1 BRA `(.L_x_1) ;
