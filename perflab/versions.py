@@ -62,7 +62,8 @@ class BoundVersion:
         """The version's source, highlighted; diff=True marks the lines that the version before does not have.
 
         counts: of `count()`, shown beside the lines; outer: by the line at which inlined code was inlined. header: instead of
-        the file, one that it includes; an unknown name is an error that lists those there are.
+        the file, one that it includes, beside the same one of the version before or, if that has none, its file; an unknown
+        name is an error that lists those there are.
         """
         before = self.bench.before(self.name) if diff else None
         own = self.version.kernels[0].source
