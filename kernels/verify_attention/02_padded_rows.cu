@@ -92,8 +92,8 @@ padded_rows(const float* __restrict__ q,                // [batch, q_len, heads,
         __syncthreads();
     }
 
-    // A row that sees nothing: zeros and -inf. So, wrongly, is what sees a NaN: its total is no more above 0.
+    // A row that sees nothing: zeros and -inf. One that sees a NaN: NaN, for its total is not 0.
     for (int i = threadIdx.x; i < heads_here * LATENT; i += blockDim.x)
-        out[row * LATENT + i] = total[i / LATENT] > 0.0f ? sum[i] / total[i / LATENT] : 0.0f;
+        out[row * LATENT + i] = total[i / LATENT] == 0.0f ? 0.0f : sum[i] / total[i / LATENT];
     if (threadIdx.x < heads_here) lse[row + threadIdx.x] = largest[threadIdx.x] + logf(total[threadIdx.x]);
 }
