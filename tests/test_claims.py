@@ -160,7 +160,7 @@ def test_what_made_the_head_tile_slow_follows_from_the_experiment(monkeypatch, s
 def test_pages_of_one_token_would_be_the_cause_if_they_cost_as_much(monkeypatch):
     """As measured: wrong. Had rows in pages taken four times as long, or the Triton kernel been fast without, ambiguous."""
     assert BY_NAME["page_size"].verdict == "wrong"
-    real, together = THEIRS.measured, "register_tile_together"
+    real, together = THEIRS.measured, "register_banks_together"
 
     def slow(version: str, **sizes: int):
         found = real(version, **sizes)

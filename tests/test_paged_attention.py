@@ -107,9 +107,9 @@ SIZES = {"heads": 8, "q_len": 9, "prefix": 61}  # rows beyond 64 take a second b
 
 @cache
 def wanted(batch: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """What register_tile makes of the same rows without pages, and float64."""
+    """What register_banks makes of the same rows without pages, and float64."""
     shape = Shape(batch=batch, **SIZES)
-    return ran(STUDY.version("register_tile"), shape)[1], STUDY.reference(shape, STUDY.make_inputs(shape))
+    return ran(STUDY.version("register_banks"), shape)[1], STUDY.reference(shape, STUDY.make_inputs(shape))
 
 
 @pytest.mark.parametrize("page, version", [
@@ -118,7 +118,7 @@ def wanted(batch: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
 ], ids=lambda value: getattr(value, "name", value))
 def test_right_and_quiet_in_pages_and_no_bit_changes(version, page):
     """Two requests with trees and tables of their own: near float64, no fault, and the very bits of rows without pages."""
-    shape = Shape(batch=1 if version.name == "register_tile_in_order" else 2, page=page, **SIZES)
+    shape = Shape(batch=1 if version.name == "register_banks_in_order" else 2, page=page, **SIZES)
     counts, got = ran(version, shape, machine=FAST if page == 16 else "numpy")  # each page's loop compiles for five seconds
     same, exact = wanted(shape.batch)
     assert not counts.faults and check_outputs(STUDY, version.name, shape, got, exact).passed
@@ -154,12 +154,12 @@ def test_a_wrong_page_is_seen():
     shape = Shape(batch=2, heads=1, q_len=2, prefix=40, page=16)
     inputs = STUDY.make_inputs(shape)
     shifted = {**inputs, "page_table": np.roll(inputs["page_table"], 1)}
-    _, got = ran(STUDY.version("register_tile_paged"), shape, shifted)
-    assert not check_outputs(STUDY, "register_tile_paged", shape, got, STUDY.reference(shape, inputs)).passed
+    _, got = ran(STUDY.version("register_banks_paged"), shape, shifted)
+    assert not check_outputs(STUDY, "register_banks_paged", shape, got, STUDY.reference(shape, inputs)).passed
 
 
 def test_rows_together_ask_for_the_stated_bytes():
-    version, shape = STUDY.version("register_tile_together"), Shape(batch=2, heads=3, q_len=5, prefix=40, page=16)
+    version, shape = STUDY.version("register_banks_together"), Shape(batch=2, heads=3, q_len=5, prefix=40, page=16)
     launches, buffers = version.launches(shape, H200), STUDY.buffers_of(version, shape, H200)
     counts, _ = emulate_launches("", launches, STUDY.make_inputs(shape), buffers, Settings(H200, machine=FAST, checking=False))
     assert counts.asked_bytes == version.asked_bytes(shape, H200)
@@ -238,7 +238,7 @@ class HandMade:
         if study != STUDY.name or kind != "timing":
             return None
         cold = series(self.microseconds(name, at))
-        parts = (("gather_pages", 20e-6), ("register_tile", 600e-6)) if name.endswith("gathered") else ()
+        parts = (("gather_pages", 20e-6), ("register_banks", 600e-6)) if name.endswith("gathered") else ()
         timing = Timing(cold, series(self.microseconds(name, at) / 2), 1e-6, 1e-6, {}, {}, parts)
         return Record(study, version, asdict(at), kind, timing.to_dict(), {"name": gpu_name, "uuid": self.unit(name, at)},
                       {"utc": "2026-11-30T00:00:00"}, dtype, rival)
@@ -263,7 +263,7 @@ WAYS = {"together": 600.0, "in_order": 612.0, "paged": 613.0, "gathered": 622.0}
 
 
 def test_scatter_is_told_from_the_lookup_and_a_tie_is_called_one():
-    made = bench(lambda name, shape: WAYS[name.removeprefix("register_tile_")])
+    made = bench(lambda name, shape: WAYS[name.removeprefix("register_banks_")])
     for which, seconds in (("cold", "613 us"), ("hot", "307 us")):
         table = PRODUCTION.scatter(made, H200, which)
         assert len(table.rows) == 10
@@ -273,7 +273,7 @@ def test_scatter_is_told_from_the_lookup_and_a_tie_is_called_one():
 
 
 def test_a_copy_each_step_and_steps_to_pay_in_the_table():
-    table = PRODUCTION.defragmenting(bench(lambda name, shape: WAYS[name.removeprefix("register_tile_")]), H200)
+    table = PRODUCTION.defragmenting(bench(lambda name, shape: WAYS[name.removeprefix("register_banks_")]), H200)
     columns = ("H", "prefix", "page", "copy", "copy rate", "of DRAM copy", "pages cost", "copy each step", "that is")
     rate = f"{2 * 16393 * 2304 / 20e-6 / 1e9:,.0f} GB/s"
     assert rows(table, *columns)[0] == (64, 16384, 1, "20.0 us", rate, "94.4 %", "+2.17 %", "+1.47 %", "slower")
@@ -320,7 +320,7 @@ def test_keys_are_flat_where_time_grows_with_them_alone():
 def test_what_is_not_measured_is_an_error_and_what_does_not_apply_is_no_gap():
     nothing = bench(lambda name, shape: 1.0)
     nothing.store.find = lambda *a, **k: None
-    with pytest.raises(PerflabError, match="no measurement of verify_attention/register_tile_together"):
+    with pytest.raises(PerflabError, match="no measurement of verify_attention/register_banks_together"):
         PRODUCTION.scatter(nothing, H200)
     with pytest.raises(PerflabError, match="perflab measure verify_attention --rivals"):
         PRODUCTION.triton(nothing, H200)
@@ -339,6 +339,7 @@ def test_parity_says_pass_and_fail():
 def test_what_a_lookup_adds_is_counted():
     table = PRODUCTION.lookups(bench(lambda name, shape: 1.0), Shape(heads=1, q_len=2, prefix=20), H200)
     assert [row[0] for row in table.rows] == [1, 16, 64]
-    for _, before, after, sass, more_sass, run, more_run, more in table.rows:
-        assert before <= after <= 255 and sass < more_sass and run < more_run
+    for _, before, after, sass, more_sass, run, more_run, more, lost, more_lost in table.rows:
+        assert before <= after <= 255 and sass < more_sass and run < more_run and int(lost) < int(more_lost)
+        assert int(lost) == 9 * (374 - 308) + 16 * (154 - 141)  # see test_what_held_it
         assert more == f"{100 * (more_run / run - 1):+.2f} %"

@@ -20,7 +20,7 @@ MODULE = next(module for module in list(sys.modules.values()) if vars(module).ge
 ])
 def test_the_clocks_of_a_tile(name: str, instructions: int, clocks: int) -> None:
     """Of the loop over keys, the copy that runs: the shorter one, even where the other has fewer clocks."""
-    issue, lost = MODULE.loop_clocks(STUDY.version(name).kernels[0].register_banks("H200"))
+    issue, lost = MODULE.TILE.loop_clocks(STUDY.version(name).kernels[0].register_banks("H200"))
     assert (issue, issue + lost) == (instructions, clocks)
 
 

@@ -1,7 +1,7 @@
 // MLA verify attention, version 9: gather pages.
 //
 // Computes copies of the cache rows of each request, taken out of the pages of a pool, one after the other in the order of their
-// keys: what 08_register_tile.cu then reads as a contiguous cache. One copy serves all verify steps until the rows change.
+// keys: what 10_register_banks.cu then reads as a contiguous cache. One copy serves all verify steps until the rows change.
 //
 // Changed: nothing in the attention; the rows are put together first, instead of being found through the page table each time.
 // Should:  pay after some verify steps if finding rows through the table costs time, and never if it costs none.

@@ -22,3 +22,15 @@ register_banks(const float* __restrict__ q,                // [batch, q_len, hea
     attend<TOTALS, SCORES, KEYS_AT_ONCE, FREE, LATENT, ROPE, WARPS, Together<(LATENT + ROPE) / 4>>(
         q, visible, part_sum, part_stats, heads, q_len, prefix, scale, parts, tiles_per_part, kv);
 }
+
+// The same on a cache in pages of PAGE rows.
+template <int LATENT, int ROPE, int WARPS, int TOTALS, int SCORES, int KEYS_AT_ONCE, bool FREE, int PAGE>
+__global__ void __launch_bounds__(WARPS * 32, 1)
+register_banks_paged(const float* __restrict__ q,
+                     const float* __restrict__ kv,        // [pages of the pool, PAGE, LATENT + ROPE]
+                     const int* __restrict__ page_table,  // [batch, ceil((prefix + q_len) / PAGE)]
+                     const unsigned char* __restrict__ visible, float* __restrict__ part_sum, float2* __restrict__ part_stats,
+                     int heads, int q_len, int prefix, float scale, int parts, int tiles_per_part) {
+    attend<TOTALS, SCORES, KEYS_AT_ONCE, FREE, LATENT, ROPE, WARPS, InPages<(LATENT + ROPE) / 4, PAGE>>(
+        q, visible, part_sum, part_stats, heads, q_len, prefix, scale, parts, tiles_per_part, kv, page_table);
+}

@@ -434,7 +434,7 @@ def not_there() -> Recomputed:
 
 @claim("pages of one token cause the 14 GB/s of the Triton path", "B, C, D", True)
 def page_size() -> Recomputed:
-    ways = [w.measured(f"register_tile_{way}", heads=8, page=1) for way in ("together", "in_order", "paged")]
+    ways = [w.measured(f"register_banks_{way}", heads=8, page=1) for way in ("together", "in_order", "paged")]
     together, in_order, paged = ways
     every, scatter = (compare(over.timing.cold, paged.timing.cold, paired=True) for over in (together, in_order))
     rate, row = w.triton_bytes_per_second(heads=8), w.PROBLEM.WIDTH * 2

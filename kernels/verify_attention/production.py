@@ -29,8 +29,7 @@ from perflab.versions import occupancy_of
 from perflab.workbench import Workbench
 
 BEST = "register_banks"
-# Pages were asked of the best version of then; register_banks is its loop in other registers, and loads rows alike.
-WAYS = tuple(f"register_tile_{way}" for way in ("together", "in_order", "paged", "gathered"))
+WAYS = tuple(f"{BEST}_{way}" for way in ("together", "in_order", "paged", "gathered"))
 TOGETHER, IN_ORDER, PAGED, GATHERED = WAYS
 WITHIN = f"{100 * CONFIDENCE:g} % interval"
 FEWEST_KEYS = 4096  # of a prefix in the tables of pages: with fewer, a launch is much of the time
@@ -139,24 +138,31 @@ def scatter(bench: Workbench, gpu: str | Gpu, series: str = "cold") -> Table:
 
 
 def lookups(bench: Workbench, shape: Any, gpu: str | Gpu) -> Table:
-    """A row a size of a page: what finding rows through a table adds to the code, and to what runs, counted at `shape`.
+    """A row a size of a page: what finding rows through a table adds to the code, to what runs at `shape`, to waits for banks.
 
     Counted by the numpy machine, which need not compile each kernel first.
     """
-    chosen, rows = find_gpu(gpu), []
+    chosen, origins, rows = find_gpu(gpu), [], []
     pages = sorted({s.page for s in bench[PAGED].version.shapes or ()})
-    (plain, before), *paged = ((bench[name].launches(at, chosen)[0].kernel.resources(chosen),
-                                bench[name].count(at, chosen, machine="numpy"))
-                               for name, at in ((TOGETHER, replace(shape, page=pages[0])),
-                                                *((PAGED, replace(shape, page=page)) for page in pages)))
-    for page, (looked, after) in zip(pages, paged, strict=True):
-        ran = before.warp_instructions, after.warp_instructions
-        rows.append((page, plain.registers, looked.registers, plain.sass["total"], looked.sass["total"], *ran,
-                     change(ran[1] / ran[0])))
-    columns = ("page", *(f"{what}, {way}" for what in ("registers", "SASS", "run") for way in ("together", "paged")), "more")
-    origins = [plain.origin, before.origin, *(origin for looked, after in paged for origin in (looked.origin, after.origin))]
+
+    def numbers(name: str, page: int) -> tuple[int, int, int, float]:
+        at = replace(shape, page=page)
+        kernel, counts = bench[name].launches(at, chosen)[0].kernel, bench[name].count(at, chosen, machine="numpy")
+        resources, banks = kernel.resources(chosen), kernel.register_banks(chosen)
+        origins.extend((resources.origin, banks.origin, counts.origin))
+        _, lost = _register_tile(shape).loop_clocks(banks)
+        return resources.registers, resources.sass["total"], counts.warp_instructions, lost
+
+    plain = numbers(TOGETHER, pages[0])
+    for page in pages:
+        looked = numbers(PAGED, page)
+        registers, sass, ran, lost = zip(plain, looked, strict=True)
+        rows.append((page, *registers, *sass, *ran, change(ran[1] / ran[0]), *(f"{clocks:,.0f}" for clocks in lost)))
+    both = {what: [f"{what}, {way}" for way in ("together", "paged")] for what in ("registers", "SASS", "run", "banks")}
+    columns = ("page", *both["registers"], *both["SASS"], *both["run"], "more", *both["banks"])
     return Table(f"{bench.study.title}: what a lookup adds, {chosen.name}", columns, rows, join(*origins),
-                 [f"SASS: instructions in the code of the first launch; run: warp instructions of PTX at {describe(shape)}"])
+                 [f"SASS: instructions in the code of the first launch; run: warp instructions of PTX at {describe(shape)}",
+                  "banks: clocks that a tile's loops lose to two operands of one bank of registers, modelled"])
 
 
 def defragmenting(bench: Workbench, gpu: str | Gpu) -> Table:
@@ -225,8 +231,7 @@ def ranks(bench: Workbench, gpu: str | Gpu) -> Table:
                      *(tables.percent(floor_seconds(bench, m) / m.seconds) for m in both),
                      *(f"{waves(bench, m.shape, gpu):.2f}" for m in both)))
     launch = bench[BEST].launches(seen[-1].shape, gpu)[0]
-    package = type(seen[-1].shape).__module__.rpartition(".")[0]
-    rows_a_block = sys.modules[f"{package}.register_tile"].REGISTER_TILE.rows_a_block
+    rows_a_block = _register_tile(seen[-1].shape).REGISTER_TILE.rows_a_block
     used, blocks = seen[-1].shape.q_len * 8, triple(launch.grid)[0]
     padding = f"at H=8 {used} rows of nodes and heads lie in {blocks} blocks of {rows_a_block}: the others are padding"
     columns = ("prefix", "H=64", "H=8", "64 over 8", "floor, H=64", "floor, H=8", "waves, H=64", "waves, H=8")
@@ -330,6 +335,11 @@ def _one_request(bench: Workbench, heads: int) -> list[Any]:
 def _problem(shape: Any) -> Any:
     """The module that declares the shape: sizes of a row and of a pool."""
     return sys.modules[type(shape).__module__]
+
+
+def _register_tile(shape: Any) -> Any:
+    """The module beside it with the loop of the best version: rows of a block, clocks of a tile."""
+    return sys.modules[f"{type(shape).__module__.rpartition('.')[0]}.register_tile"]
 
 
 def _table(bench: Workbench, gpu: str | Gpu, words: str, columns: Sequence[str], rows: Sequence[tuple],

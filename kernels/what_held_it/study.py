@@ -7,7 +7,6 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from perflab.register_banks import RegisterBanks
 from perflab.studies import Prediction, Study, Version, load_study
 
 VERIFY = load_study(Path(__file__).parent.parent / "verify_attention")  # the problem, all of it
@@ -15,7 +14,6 @@ TILE = sys.modules[VERIFY.shape.__module__.rpartition(".")[0] + ".register_tile"
 
 AT_16K = VERIFY.shape(q_len=9, heads=64, prefix=16384)
 AT_4K = replace(AT_16K, prefix=4096)
-FFMA_OF_SCORES, FFMA_OF_SUMS = 2304, 2048  # a warp and tile: 8 rows x 16 keys x 576 or 512 columns, of 32 lanes
 
 
 @dataclass(frozen=True)
@@ -41,25 +39,13 @@ AS_IT_WAS = Way(1, 2, 2, False)
 # a scheduler a warp and tile. Outside the loops the register tile took some 1,100 clocks a tile more, by its time of 593 us; so
 # did every other way, it was assumed. Looking back, these are wrong for the ways whose sums are not free: the loop over keys is
 # there twice, and the faster copy was taken instead of the one that runs. They stay, for the predictions were made of them;
-# `loop_clocks` has it right: 6,630 of the register tile, not 6,374.
+# `loop_clocks` of register_tile.py has it right: 6,630 of the register tile, not 6,374.
 LOOP_CLOCKS = {
     "t1_q1_k1": 6050, "t1_q1_k1_free": 5704, "t1_q1_k2": 5978, "t1_q1_k2_free": 6002,
     "t1_q2_k1": 6482, "t1_q2_k1_free": 5830, "t1_q2_k2": 6374, "t1_q2_k2_free": 5926,
     "t2_q1_k1": 6860, "t2_q1_k1_free": 5578, "t2_q1_k2": 6824, "t2_q1_k2_free": 5698,
 }
 OUTSIDE_CLOCKS = 1100
-
-
-def loop_clocks(banks: RegisterBanks) -> tuple[float, float]:
-    """(clocks that the instructions take, clocks lost to banks) of a scheduler, in a warp's two loops, a tile.
-
-    The loop over keys is there twice: for the last tiles, where it looks at each weight, and the shorter one for all others.
-    """
-    scores, *sums = (loop for loop in banks.loops if loop.ffma >= 128)
-    shorter = min(sums, key=lambda loop: loop.instructions / loop.ffma)
-    turns = ((FFMA_OF_SCORES / scores.ffma, scores), (FFMA_OF_SUMS / shorter.ffma, shorter))
-    return (sum(times * loop.instructions for times, loop in turns),
-            sum(times * (loop.clocks - loop.instructions) for times, loop in turns))
 
 
 def said(way: Way) -> Prediction | None:
