@@ -32,7 +32,8 @@ notebooks: .venv/.set-core bytecode
 readme-plot: .venv/.set-core
 	$(BIN)/perflab readme verify_attention
 
-# Where nothing can be installed, bring your own Python with pytest, numpy and CuPy: make test-gpu GPU_PYTHON=python3
+# With a Python of your own: make test-gpu GPU_PYTHON=python3. It needs pytest, numpy, CuPy, platformdirs, cuda-bindings, and
+# nvidia-cuda-nvrtc, -runtime, -crt and -cccl.
 GPU_PYTHON ?= $(BIN)/python
 test-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),.venv/.set-test)
 	$(GPU_PYTHON) -m pytest -rs tests/gpu
