@@ -41,7 +41,7 @@ FASTER, SLOWER, TIED = "faster", "slower", "cannot be told apart"
 CONFIDENCE = 0.999
 PAIRED_FLOOR = 0.0075  # in one process each version has buffers of its own: some tenths of a percent
 UNPAIRED_FLOOR = 0.01  # processes differ by 0.3 to 0.5 %, and two runs need not see the same part of a drift
-UNIT_FLOOR = 0.06  # the same code on two H200s of other serial numbers: up to 5.3 %, where a grid leaves SMs idle
+UNIT_FLOOR = 0.09  # the same code on two H200s: up to 8.6 %, where a grid leaves SMs idle, as `units_apart` says of our records
 TICK_SECONDS = 32e-9  # CUDA events of current GPUs step by this
 CLOCK_TOLERANCE = 0.01
 
@@ -289,12 +289,43 @@ def _row(over: Record, this: Record, series: str) -> Row:
             notes.append(f"* other {what} ({then or 'none'}, then {now or 'none'}): the difference need not be the code's")
     one_unit = over.gpu.get("uuid") == this.gpu.get("uuid")
     if not one_unit:
-        notes.append(f"* another unit of the same GPU: two H200s ran the same code up to 5.3 % apart, so a call needs "
+        notes.append(f"* another unit of the same GPU: two H200s ran the same code up to 8.6 % apart, so a call needs "
                      f"{100 * UNIT_FLOOR:g} %")
     if a.sm_hz and b.sm_hz and abs(b.sm_hz / a.sm_hz - 1) > CLOCK_TOLERANCE:
         notes.append(f"* {name_of(this)}: the SM clock was {a.sm_hz / 1e6:,.0f} MHz, then {b.sm_hz / 1e6:,.0f} MHz")
     told = compare(a, b, paired=False, floor=None if one_unit else UNIT_FLOOR)
     return Row(over, this, told, (a.median_seconds, b.median_seconds), tuple(notes), unlike)
+
+
+def units_apart(records: Iterable[Record]) -> list[Row]:
+    """What several units of a GPU ran alike, code, inputs and timing method: the fastest unit's cold time and the slowest's.
+
+    A row a thing, of each unit's newest timing, furthest apart first. Not of rivals: their code is not known.
+    """
+    alike: dict[tuple, dict[str, Record]] = {}
+    for r in sorted((r for r in records if r.kind == "timing" and not r.rival), key=lambda r: r.utc):
+        alike.setdefault((key_of(r), r.identity), {})[r.gpu["uuid"]] = r
+    ranked = (sorted(units.values(), key=_cold_seconds) for units in alike.values() if len(units) > 1)
+    rows = [_row(units[0], units[-1], "cold") for units in ranked]
+    return sorted(rows, key=lambda row: row.comparison.ratio, reverse=True)
+
+
+def _cold_seconds(record: Record) -> float:
+    return Series.from_dict(record.timing["cold"]).median_seconds
+
+
+def units_table(records: Iterable[Record], most: int = 8) -> Table:
+    """The `most` rows of `units_apart` that are furthest apart, and how far the middle one is."""
+    rows = units_apart(records)
+    if not rows:
+        raise PerflabError("nothing was timed on two units of a GPU: import records of another with `perflab import FILE`")
+    labels = _labels([row.this for row in rows])
+    shown = [(row.name, label, row.over.gpu["uuid"][:8], row.this.gpu["uuid"][:8], *map(tables.seconds, row.medians_seconds),
+              change(row.comparison.ratio)) for row, label in zip(rows[:most], labels, strict=False)]
+    columns = ("version", "at", "unit", "another", "cold median", "another's", "slower by")
+    middle = statistics.median(row.comparison.ratio for row in rows)
+    return Table("The same code on two units of a GPU", columns, shown, "measured",
+                 [f"the {len(shown)} furthest apart of {len(rows)}; the middle one: {change(middle)}"])
 
 
 # ---------------------------------------------------------------- where records come from

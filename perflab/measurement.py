@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from perflab import tables
+from perflab.comparison import UNIT_FLOOR
 from perflab.gpus import Gpu
 from perflab.origins import Origin, join
 from perflab.roofline import Point, datasheet_roofs
@@ -23,7 +25,7 @@ class Measurement(Timed, Shown):
 
     Rates divide by the cold median. useful: bytes that must move once, over time; asked: bytes the kernel's loads and
     stores ask for, over time (L1, L2 and DRAM serve them: it may pass the DRAM peak). stale: why the record no longer
-    describes today's code; empty when it does.
+    describes today's code; empty when it does. unit: the uuid of the very GPU.
     """
 
     version: str
@@ -35,6 +37,7 @@ class Measurement(Timed, Shown):
     measured_on: str
     stale: tuple[str, ...]
     dtype: str = "float32"
+    unit: str = ""
 
     @property
     def useful_bytes_per_second(self) -> float:
@@ -104,15 +107,28 @@ def describe(shape: Any) -> str:
 
 
 def ratio_interval(over: Measurement, this: Measurement) -> tuple[float, float]:
-    """Where the ratio of the two cold medians lies if each lies in its own 95 % interval: over / this, (low, high)."""
-    return over.interval[0] / this.interval[1], over.interval[1] / this.interval[0]
+    """Where the ratio of the two cold medians lies if each lies in its own 95 % interval: over / this, (low, high).
+
+    Wider by UNIT_FLOOR where they were taken on two units of a GPU, which run the same code that far apart.
+    """
+    low, high = over.interval[0] / this.interval[1], over.interval[1] / this.interval[0]
+    if over.unit == this.unit:
+        return low, high
+    middle, half = math.sqrt(low * high), math.exp(math.hypot(math.log(high / low) / 2, UNIT_FLOOR))
+    return middle / half, middle * half
 
 
 def speed_up(over: Measurement, this: Measurement) -> str:
-    """The ratio of cold medians in words, '1.21x'; a tie where their intervals leave it open which is faster."""
+    """The ratio of cold medians in words, '1.21x'; a tie where `ratio_interval` leaves it open which is faster."""
     low, high = ratio_interval(over, this)
     tie = over is not this and low <= 1 <= high
     return tables.ratio(over.seconds / this.seconds) + (" (tie)" if tie else "")
+
+
+def unit_notes(units: Iterable[tuple[str, str]]) -> list[str]:
+    """A line where two that are compared, by the uuids of their GPUs, were not measured on one."""
+    return [f"some pairs were measured on two units of this GPU: there a difference under {100 * UNIT_FLOOR:g} % is a tie"
+            ] if any(a != b for a, b in units) else []
 
 
 def stale_notes(seen: Sequence[Measurement]) -> list[str]:

@@ -98,7 +98,7 @@ class BoundVersion:
         asked = self.version.asked_bytes(shape, gpu) if self.version.asked_bytes else None
         work = self.bench.study.work_of(self.name, shape)
         return Measurement(self.name, shape, gpu, Timing.from_dict(record.timing), work, asked, record.utc[:10],
-                           stale_reasons(record, self.identity(shape, gpu)), self.bench.study.dtype)
+                           stale_reasons(record, self.identity(shape, gpu)), self.bench.study.dtype, record.gpu.get("uuid", ""))
 
     def count(self, shape: Any, gpu: str | Gpu | None = None, sample: int | None = None, **settings: Any) -> Counts:
         """What the version's launches do at a shape, counted on the CPU: traffic, FLOPs, instructions, by source line.

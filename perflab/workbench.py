@@ -19,7 +19,16 @@ from perflab.gpus import gpu as find_gpu
 from perflab.kernel import Kernel
 from perflab.limits import limits_table
 from perflab.machine import default_gpu, gpus_asked
-from perflab.measurement import CALCULATED, Measurement, describe, floor_seconds, ratio_interval, speed_up, stale_notes
+from perflab.measurement import (
+    CALCULATED,
+    Measurement,
+    describe,
+    floor_seconds,
+    ratio_interval,
+    speed_up,
+    stale_notes,
+    unit_notes,
+)
 from perflab.measuring import measure
 from perflab.occupancy_model import Occupancy
 from perflab.origins import Origin, join
@@ -201,25 +210,27 @@ class Workbench:
                          tables.percent(found.flops_per_second / roof if roof else None)))
         columns = ("version", "cold median", "speed-up", "useful", of_dram, "asked", "rate", of_rate)
         origin = join(*(m.origin for m in seen), *self._ceiling_origins(chosen), CALCULATED)
-        return Table(f"{self.study.title} on {chosen.name}, {describe(shape)}", columns, rows, origin, stale_notes(seen))
+        notes = [*unit_notes((seen[0].unit, m.unit) for m in seen), *stale_notes(seen)]
+        return Table(f"{self.study.title} on {chosen.name}, {describe(shape)}", columns, rows, origin, notes)
 
     def times(self, gpu: str | Gpu | None = None, over: str = "prefix", **fixed: Any) -> Table:
         """A row a declared shape, smallest `over` first, a column a version: cold medians and the last's speed-up."""
         chosen = find_gpu(gpu or default_gpu())
-        rows, seen = [], []
+        rows, seen, units = [], [], []
         shapes = self._shapes(over, fixed)
         versions = self._taken_at(*shapes)
         for shape in shapes:
             found = [self._timing(bound, shape, chosen) for bound in versions]
             seen += [m for m in found if isinstance(m, Measurement)]
             ends = [m for m in (found[0], found[-1]) if isinstance(m, Measurement)]
+            units.append((ends[0].unit, ends[-1].unit) if ends else ("", ""))
             rows.append((*self.study.facts(shape).values(),
                          *(m if isinstance(m, str) else tables.seconds(m.seconds) for m in found),
                          *([speed_up(*ends) if len(ends) == 2 else "-"] if len(found) > 1 else [])))
         names = tuple(bound.name for bound in versions)
         columns = (*self.study.facts(self.study.shapes[0]), *names, *([f"{names[0]} / {names[-1]}"] if len(names) > 1 else []))
         return Table(f"{self.study.title} on {chosen.name}: cold medians", columns, rows, join(*(m.origin for m in seen)),
-                     stale_notes(seen))
+                     [*unit_notes(units), *stale_notes(seen)])
 
     def parity(self, gpu: str | Gpu | None = None) -> Table:
         """A row a version and bundle: PASS or FAIL against float64, sizes, and the errors the write-ups print."""
@@ -248,7 +259,7 @@ class Workbench:
     def predictions(self, gpu: str | Gpu | None = None) -> Table:
         """A row a prediction: what was said before measuring, what was measured, hit, miss or tie."""
         chosen = find_gpu(gpu or default_gpu())
-        rows, seen, reasons = [], [], []
+        rows, seen, units, reasons = [], [], [], []
         for bound in self.versions:
             said = bound.version.prediction
             if said is None:
@@ -259,13 +270,14 @@ class Workbench:
                 over, this = pair
                 assert isinstance(over, Measurement) and isinstance(this, Measurement)
                 seen += [over, this]
+                units.append((over.unit, this.unit))
                 found, verdict = tables.ratio(over.seconds / this.seconds), said.verdict(*ratio_interval(over, this))
             rows.append((f"{said.over} / {bound.name}", self._telling(said.at), f"{said.ratio[0]:g} to {said.ratio[1]:g}",
                          found, verdict))
             reasons.append(f"{bound.name} was predicted because: {said.because}")
         columns = ("ratio of times", "at", "predicted", "measured", "verdict")
         return Table(f"{self.study.title}: predictions, scored on {chosen.name}", columns, rows,
-                     join(*(m.origin for m in seen)), [*reasons, *stale_notes(seen)])
+                     join(*(m.origin for m in seen)), [*reasons, *unit_notes(units), *stale_notes(seen)])
 
     def published(self, name: str) -> Table:
         """A table from elsewhere, data/published/<name>.csv, as it was printed, with its source."""

@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,8 @@ from perflab.comparison import (
     rank_sum,
     record_set,
     signed_rank,
+    units_apart,
+    units_table,
 )
 from perflab.errors import PerflabError
 from perflab.records import Record, RecordFile
@@ -245,9 +248,23 @@ def test_other_gpus_are_not_compared_and_it_is_said():
 
 
 def test_another_unit_of_the_same_gpu_needs_more():
-    found = compare_records([record()], [record(uuid="GPU-2", microseconds=105.3)])
+    found = compare_records([record()], [record(uuid="GPU-2", microseconds=108.6)])
     assert found.rows[0].comparison.verdict == TIED and "another unit" in str(found)
-    assert compare_records([record()], [record(uuid="GPU-2", microseconds=110)]).regressions
+    assert compare_records([record()], [record(uuid="GPU-2", microseconds=111)]).regressions
+
+
+def test_units_apart_are_of_the_same_code_alone():
+    """Of each unit the newest; the fastest against the slowest; other code, a rival and a lone unit are no pair."""
+    other = replace(record(uuid="GPU-4", microseconds=300), provenance={**record().provenance, "code": "d"})
+    given = [record(), record(uuid="GPU-2", microseconds=103), record(uuid="GPU-3", microseconds=101), other,
+             record(uuid="GPU-2", microseconds=150, utc="2025-01-01T00:00:00Z"), record("float4"), record(n=7),
+             record(n=7, uuid="GPU-2", microseconds=104), record(rival="cublas"), record(rival="cublas", uuid="GPU-2")]
+    found = [(r.over.gpu["uuid"], r.this.gpu["uuid"], r.this.shape["n"], r.comparison.ratio) for r in units_apart(given)]
+    assert found == [("GPU-1", "GPU-2", 7, pytest.approx(1.04)), ("GPU-1", "GPU-2", 1000, pytest.approx(1.03))]
+    table = units_table(given, most=1)
+    assert len(table.rows) == 1 and table.notes == ["the 1 furthest apart of 2; the middle one: +3.50 %"]
+    with pytest.raises(PerflabError, match="perflab import"):
+        units_table([record()])
 
 
 def test_another_method_or_other_inputs_are_compared_but_no_regression():

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from perflab.comparison import UNIT_FLOOR, units_apart
 from perflab.gpus import gpu
 from perflab.planning import identity_of
 from perflab.records import RecordFile, RecordStore, stale_reasons
@@ -105,6 +106,12 @@ def test_the_ladder_of_verify_attention_is_counted_at_every_shape_it_names_on_th
             record = store.find(study.name, version.name, shape, "H200", "counts")
             assert record is not None, f"perflab measure {study.name} --counters: {version.name} {shape}"
             assert not stale_reasons(record, fresh), f"{version.name} {shape}"
+
+
+def test_units_of_a_gpu_differ_by_no_more_than_is_allowed_for():
+    """What a difference between two units must exceed to be called, against all that several of them ran alike."""
+    rows = units_apart(record for file in FILES for record in RecordFile(file).read())
+    assert len(rows) > 100 and rows[0].comparison.ratio < 1 + UNIT_FLOOR
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda file: file.stem)

@@ -1,6 +1,7 @@
 """The verbs of a notebook, over the shipped records and over a small workspace with a fake GPU."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from saxpy_workspace import ENVIRONMENT, make_study
 from perflab import machine
 from perflab.errors import PerflabError
 from perflab.gpus import from_device, gpu
-from perflab.measurement import Measurement, describe, floor_seconds, speed_up
+from perflab.measurement import Measurement, describe, floor_seconds, ratio_interval, speed_up, unit_notes
 from perflab.records import RecordFile
 from perflab.studies import NotApplicable, Work
 from perflab.timing import Series, Timing
@@ -37,14 +38,14 @@ def copied(tmp_path):
     workspace(ROOT)
 
 
-def measured(median: float, spread: float = 0.01, version: str = "v") -> Measurement:
+def measured(median: float, spread: float = 0.01, version: str = "v", unit: str = "one") -> Measurement:
     samples = tuple(median * (1 + spread * k / 10) for k in range(-10, 11))
     series = Series(samples, "test")
     timing = Timing.from_dict({
         "cold": series.to_dict(), "hot": series.to_dict(), "empty_launch_seconds": 2e-6, "empty_hot_seconds": 2e-6,
         "clocks_before": {}, "clocks_after": {}, "method": "events-1",
     })
-    return Measurement(version, None, gpu("H200"), timing, Work(1000, 2000), 8000, "2026-01-01", ())
+    return Measurement(version, None, gpu("H200"), timing, Work(1000, 2000), 8000, "2026-01-01", (), unit=unit)
 
 
 # ---------------------------------------------------------------- reading records
@@ -60,6 +61,17 @@ def test_a_difference_within_the_intervals_is_a_tie():
     assert speed_up(measured(1.00e-3), measured(0.9e-3)) == "1.11x"
     one = measured(1e-3)
     assert speed_up(one, one) == "1.00x"
+
+
+def test_two_units_of_a_gpu_tell_less_apart():
+    """They run the same code up to 8.6 % apart; a difference of 3 % between two is none, on one unit it is one."""
+    here, there = (measured(1.00e-3, 1e-4, unit=unit) for unit in ("one", "another"))
+    less, far = measured(0.97e-3, 1e-4), measured(0.88e-3, 1e-4)
+    assert (speed_up(here, less), speed_up(there, less), speed_up(there, far)) == ("1.03x", "1.03x (tie)", "1.14x")
+    low, high = ratio_interval(there, less)
+    assert math.log(high / low) / 2 == pytest.approx(0.09, rel=0.01)
+    assert math.sqrt(low * high) == pytest.approx(1 / 0.97, rel=1e-3)
+    assert unit_notes([("one", "one"), ("", "")]) == [] and "under 9 % is a tie" in unit_notes([("one", "another")])[0]
 
 
 def test_timing_is_what_the_record_says(attention):

@@ -18,9 +18,8 @@ from perflab.comparison import CONFIDENCE, SLOWER, TIED, UNIT_FLOOR, Comparison,
 from perflab.errors import PerflabError
 from perflab.gpus import Gpu
 from perflab.gpus import gpu as find_gpu
-from perflab.measurement import CALCULATED, Measurement, describe, stale_notes
+from perflab.measurement import CALCULATED, Measurement, describe, stale_notes, unit_notes
 from perflab.origins import Origin, join
-from perflab.records import Record
 from perflab.rivals import load_rivals
 from perflab.studies import NotApplicable, triple
 from perflab.tables import Table
@@ -187,47 +186,30 @@ def _page_of(found: Scattered) -> tuple[int, int, int]:
 
 
 # ---------------------------------------------------------------- ranks, requests, long prefixes
-def told(over: Record, this: Record, times: int = 1) -> Comparison:
-    """Cold times of two runs, that of `over` taken `times` times. Units of a GPU differ: across two, a call needs more."""
-    a, b = (Series.from_dict(record.timing["cold"]) for record in (over, this))
-    a = replace(a, samples_seconds=tuple(times * s for s in a.samples_seconds))
-    return compare(a, b, paired=False, floor=None if over.gpu.get("uuid") == this.gpu.get("uuid") else UNIT_FLOOR)
+def told(over: Series, this: Series, one_unit: bool, times: int = 1) -> Comparison:
+    """Times of two runs, those of `over` taken `times` times. Units of a GPU differ: across two, a call needs more."""
+    over = replace(over, samples_seconds=tuple(times * s for s in over.samples_seconds))
+    return compare(over, this, paired=False, floor=None if one_unit else UNIT_FLOOR)
 
 
-def _gain(bench: Workbench, over: Measurement, this: Measurement, times: int = 1) -> tuple[str, list[str]]:
-    """How many times the speed, in words, a tie called one; and a note where two units of the GPU were asked."""
-    a, b = (_recorded(bench, m) for m in (over, this))
-    cost = told(a, b, times)
-    return _ratio_in_words(1 / cost.ratio, cost), _other_unit([(a, b)])
-
-
-def _recorded(bench: Workbench, found: Measurement) -> Record:
-    record = bench.record(found.version, found.shape, found.gpu, "timing")
-    if record is None:
-        raise PerflabError(f"{found.version} at {describe(found.shape)} has no record: perflab measure {bench.name}")
-    return record
+def _gain(over: Measurement, this: Measurement, times: int = 1) -> str:
+    """How many times the speed, in words, a tie called one."""
+    cost = told(over.timing.cold, this.timing.cold, over.unit == this.unit, times)
+    return _ratio_in_words(1 / cost.ratio, cost)
 
 
 def _ratio_in_words(ratio: float, cost: Comparison) -> str:
     return tables.ratio(ratio) + (" (tie)" if cost.verdict == TIED else "")
 
 
-def _other_unit(pairs: Sequence[tuple[Record, Record]]) -> list[str]:
-    """A note where the two of a pair were measured on two units of a GPU."""
-    apart = any(a.gpu.get("uuid") != b.gpu.get("uuid") for a, b in pairs)
-    return [f"some pairs were measured on two units of this GPU: there a difference under {100 * UNIT_FLOOR:g} % is a tie"
-            ] if apart else []
-
-
 def ranks(bench: Workbench, gpu: str | Gpu) -> Table:
     """A row a prefix: 64 heads on one GPU, and the 8 heads of each of 8 ranks: times, shares of the floor, waves."""
-    rows, seen, notes = [], [], []
+    rows, seen, units = [], [], []
     for whole in _one_request(bench, 64):
         both = [bench[BEST].timing(shape, gpu) for shape in (whole, replace(whole, heads=8))]
         seen += both
-        gain, units = _gain(bench, both[0], both[1])
-        notes += units
-        rows.append((whole.prefix, *(tables.seconds(m.seconds) for m in both), gain,
+        units.append((both[0].unit, both[1].unit))
+        rows.append((whole.prefix, *(tables.seconds(m.seconds) for m in both), _gain(*both),
                      *(tables.percent(floor_seconds(bench, m) / m.seconds) for m in both),
                      *(f"{waves(bench, m.shape, gpu):.2f}" for m in both)))
     launch = bench[BEST].launches(seen[-1].shape, gpu)[0]
@@ -235,7 +217,8 @@ def ranks(bench: Workbench, gpu: str | Gpu) -> Table:
     used, blocks = seen[-1].shape.q_len * 8, triple(launch.grid)[0]
     padding = f"at H=8 {used} rows of nodes and heads lie in {blocks} blocks of {rows_a_block}: the others are padding"
     columns = ("prefix", "H=64", "H=8", "64 over 8", "floor, H=64", "floor, H=8", "waves, H=64", "waves, H=8")
-    return _table(bench, gpu, f"{BEST} with all heads, and with a rank's of 8", columns, rows, seen, [FLOOR, padding, *notes])
+    return _table(bench, gpu, f"{BEST} with all heads, and with a rank's of 8", columns, rows, seen,
+                  [FLOOR, padding, *unit_notes(units)])
 
 
 def streams(bench: Workbench, gpu: str | Gpu) -> Table:
@@ -243,7 +226,7 @@ def streams(bench: Workbench, gpu: str | Gpu) -> Table:
     many = sorted({s.batch for s in bench.study.shapes if not s.page and s.batch > 2})
     shapes = [s for heads in (64, 8) for s in _one_request(bench, heads)
               if replace(s, batch=many[0]) in bench.study.shapes]
-    rows, seen, notes = [], [], []
+    rows, seen, units, notes = [], [], [], []
     for shape in shapes:
         try:
             found = [bench[BEST].timing(replace(shape, batch=batch), gpu) for batch in (1, *many)]
@@ -251,14 +234,14 @@ def streams(bench: Workbench, gpu: str | Gpu) -> Table:
             notes.append(f"H={shape.heads}, prefix {shape.prefix:,}: {reason}")
             continue
         seen += found
-        gains = [_gain(bench, found[0], m, m.shape.batch) for m in found[1:]]
-        notes += [note for _, units in gains for note in units]
-        rows.append((shape.heads, shape.prefix, *(tables.seconds(m.seconds) for m in found), *(gain for gain, _ in gains),
+        units += [(found[0].unit, m.unit) for m in found[1:]]
+        rows.append((shape.heads, shape.prefix, *(tables.seconds(m.seconds) for m in found),
+                     *(_gain(found[0], m, m.shape.batch) for m in found[1:]),
                      *(tables.percent(floor_seconds(bench, m) / m.seconds) for m in found)))
     columns = ("H", "prefix", *(f"{n} at once" for n in (1, *many)), *(f"steps a second, {n}" for n in many),
                *(f"floor, {n}" for n in (1, *many)))
     return _table(bench, gpu, f"{BEST} with several requests", columns, rows, seen,
-                  ["steps a second: over one request at a time", FLOOR, *notes])
+                  ["steps a second: over one request at a time", FLOOR, *unit_notes(units), *notes])
 
 
 def keys(bench: Workbench, gpu: str | Gpu, heads: int, versions: Sequence[str]) -> Table:
@@ -302,14 +285,15 @@ def triton(bench: Workbench, gpu: str | Gpu) -> Table:
     """A row a cell: a Triton verify as production runs it, its programs and the bytes that must move over time; and ours."""
     chosen, known = find_gpu(gpu), load_rivals(bench.workspace.study_folder(bench.name))
     rival = next(r for r in known.rivals if r.name == "Triton verify")
-    rows, seen, pairs, days = [], [], [], []
+    rows, seen, units, days = [], [], [], []
     for shape in sorted((s for s in known.shapes(bench.study) if s.q_len == 9), key=lambda s: (-s.heads, s.prefix)):
         record = bench.store.find(bench.name, "", asdict(shape), chosen.name, "timing", rival.dtype, rival=rival.name)
         if record is None:
             continue
-        ours, theirs = bench[BEST].timing(shape, gpu), Timing.from_dict(record.timing).cold.median_seconds
-        pairs.append((_recorded(bench, ours), record))
-        cost = told(*pairs[-1])
+        ours, series = bench[BEST].timing(shape, gpu), Timing.from_dict(record.timing).cold
+        theirs = series.median_seconds
+        cost = told(ours.timing.cold, series, ours.unit == record.gpu["uuid"])
+        units.append((ours.unit, record.gpu["uuid"]))
         moved = known.work(shape, rival.dtype).bytes / theirs if known.work else None
         sms = chosen.sm_count
         seen.append(ours)
@@ -321,7 +305,7 @@ def triton(bench: Workbench, gpu: str | Gpu) -> Table:
         raise PerflabError(f"{rival.name} is not measured on {chosen.name}: perflab measure {bench.name} --rivals")
     columns = ("H", "prefix", "Triton", "programs", "of the SMs", "useful", "ours", "Triton over ours")
     origin = Origin("measured", f"{chosen.name}, {max(days)}, {rival.name} in {rival.dtype}")
-    notes = [f"{rival.name} computes in {rival.dtype} on tensor cores, ours in float32 without", *_other_unit(pairs)]
+    notes = [f"{rival.name} computes in {rival.dtype} on tensor cores, ours in float32 without", *unit_notes(units)]
     return _table(bench, gpu, "a program a head, no split of the keys, beside ours", columns, rows, seen, notes, origin)
 
 
