@@ -98,10 +98,13 @@ def test_each_says_where_it_stands_what_comes_out_and_how(name):
         assert any(origin.detail for origin in claim.recomputed.origins), "what is judged names its evidence"
 
 
-@pytest.mark.parametrize("name", [name for name, claim in BY_NAME.items() if not claim.recomputed.judged])
+@pytest.mark.parametrize("name", BY_NAME)
 def test_a_verdict_comes_out_otherwise_when_the_numbers_are_others(name):
     claim = BY_NAME[name]
     found = claim.recomputed
+    if found.judged:  # known only once it is recomputed, which is too much work for a parameter
+        assert not found.values
+        return
     if claim.verdict != "wrong":
         assert replace(claim, claimed=tuple(1.7 * number for number in claim.claimed)).verdict == "wrong"
     if not found.other:

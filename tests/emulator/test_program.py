@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +27,12 @@ from perflab.emulator.ptx import (
     Symbol,
 )
 from perflab.errors import PerflabError
-from perflab.gpus import gpu as find_gpu
 from perflab.resources import resources
-from perflab.studies import NotApplicable, load_study
+from perflab.studies import load_study
 
 HEAD = ".version 9.0\n.target sm_90\n.address_size 64\n.file 1 \"/k.cu\"\n"
 DECLARED = ".reg .pred %p<5>; .reg .b32 %r<9>; .reg .b32 %f<9>; .reg .b64 %rd<9>;\n"
-ARCHITECTURES = {"sm_80": "A100", "sm_90": "H200", "sm_100": "B200", "sm_120": "RTX PRO 6000"}
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_120")
 
 
 def made(body: str, before: str = "", parameters: str = ".param .u64 k_param_0", after: str = "") -> Program:
@@ -417,28 +415,24 @@ def test_calls_as_nvrtc_writes_them(architecture: str) -> None:
     assert not found.communicates
 
 
+# Blocks of 189 KB of shared memory, which no SM of these has: what is never launched there takes long to compile.
+TOO_LARGE = {(name, architecture) for name in ("register_tile", "register_banks", "register_banks_paged")
+             for architecture in ("sm_80", "sm_120")}
 SAME_CONDITION = {"gather_pages"}  # loads into registers and stores them in two loops, under one condition that no path shows
 
 
-@cache
 def shipped() -> list[tuple[Any, str]]:
-    """The kernels of every study, at the first shape that a version does, and where they are compiled for; of the instances
-    of a template the first and the last."""
-    cases: dict[tuple[str, str], list[Any]] = {}
+    """The kernels of every study, for each architecture; of the instances of a template the first and the last.
+
+    Nothing is compiled to list them: both workers would do it, at the same time, before the first test.
+    """
+    instances: dict[str, list[Any]] = {}
     for folder in sorted(path.parent for path in (Path(__file__).parents[2] / "kernels").glob("*/study.py")):
-        study = load_study(folder)
-        for version in study.versions:
-            for architecture, name in ARCHITECTURES.items():
-                for shape in study.shapes:
-                    try:
-                        launches = version.launches(shape, find_gpu(name))
-                    except NotApplicable:
-                        continue
-                    for launch in launches:
-                        cases.setdefault((launch.kernel.label.partition("<")[0], architecture), []).append(launch.kernel)
-                    break
-    return [(kernel, architecture) for (_, architecture), several in cases.items()
-            for kernel in dict.fromkeys((several[0], several[-1]))]
+        for version in load_study(folder).versions:
+            for kernel in version.kernels:
+                instances.setdefault(kernel.label.partition("<")[0], []).append(kernel)
+    return [(kernel, architecture) for several in instances.values() for kernel in dict.fromkeys((several[0], several[-1]))
+            for architecture in ARCHITECTURES if (kernel.name.partition("<")[0], architecture) not in TOO_LARGE]
 
 
 def outermost(place: Place) -> Place:
