@@ -32,6 +32,7 @@ from pathlib import Path
 
 from perflab import tables
 from perflab.errors import PerflabError
+from perflab.origins import Origin
 from perflab.records import Record, RecordFile, canonical_gpu
 from perflab.tables import Shown, Table
 from perflab.timing import Series
@@ -324,7 +325,10 @@ def units_table(records: Iterable[Record], most: int = 8) -> Table:
               change(row.comparison.ratio)) for row, label in zip(rows[:most], labels, strict=False)]
     columns = ("version", "at", "unit", "another", "cold median", "another's", "slower by")
     middle = statistics.median(row.comparison.ratio for row in rows)
-    return Table("The same code on two units of a GPU", columns, shown, "measured",
+    gpus = ", ".join(sorted({canonical_gpu(row.this.gpu["name"]) for row in rows}))
+    first, *_, last = sorted(record.utc[:10] for row in rows for record in (row.over, row.this))
+    days = first if first == last else f"{first} to {last}"
+    return Table(f"The same code on two units of a GPU: {gpus}", columns, shown, str(Origin("measured", f"{gpus}, {days}")),
                  [f"the {len(shown)} furthest apart of {len(rows)}; the middle one: {change(middle)}"])
 
 

@@ -258,11 +258,13 @@ def test_units_apart_are_of_the_same_code_alone():
     other = replace(record(uuid="GPU-4", microseconds=300), provenance={**record().provenance, "code": "d"})
     given = [record(), record(uuid="GPU-2", microseconds=103), record(uuid="GPU-3", microseconds=101), other,
              record(uuid="GPU-2", microseconds=150, utc="2025-01-01T00:00:00Z"), record("float4"), record(n=7),
-             record(n=7, uuid="GPU-2", microseconds=104), record(rival="cublas"), record(rival="cublas", uuid="GPU-2")]
+             record(n=7, uuid="GPU-2", microseconds=104, utc="2025-12-31T00:00:00Z"), record(rival="cublas"),
+             record(rival="cublas", uuid="GPU-2")]
     found = [(r.over.gpu["uuid"], r.this.gpu["uuid"], r.this.shape["n"], r.comparison.ratio) for r in units_apart(given)]
     assert found == [("GPU-1", "GPU-2", 7, pytest.approx(1.04)), ("GPU-1", "GPU-2", 1000, pytest.approx(1.03))]
     table = units_table(given, most=1)
     assert len(table.rows) == 1 and table.notes == ["the 1 furthest apart of 2; the middle one: +3.50 %"]
+    assert table.origin == "measured (H200, 2025-12-31 to 2026-01-01)"
     with pytest.raises(PerflabError, match="perflab import"):
         units_table([record()])
 
