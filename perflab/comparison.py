@@ -119,6 +119,11 @@ def compare(over: Series, this: Series, paired: bool, floor: float | None = None
     return Comparison(TIED, ratio, (low, high), least, f"such samples tell differences from {50 * (high - low):.1f} % on")
 
 
+def compare_runs(over: Series, this: Series, one_unit: bool) -> Comparison:
+    """As `compare`, of two runs: on one unit of a GPU, or on two, where a call needs UNIT_FLOOR."""
+    return compare(over, this, paired=False, floor=None if one_unit else UNIT_FLOOR)
+
+
 def fewest(paired: bool) -> int:
     """The fewest samples of each series that have an interval."""
     error = 1 - CONFIDENCE
@@ -294,8 +299,7 @@ def _row(over: Record, this: Record, series: str) -> Row:
                      f"{100 * UNIT_FLOOR:g} %")
     if a.sm_hz and b.sm_hz and abs(b.sm_hz / a.sm_hz - 1) > CLOCK_TOLERANCE:
         notes.append(f"* {name_of(this)}: the SM clock was {a.sm_hz / 1e6:,.0f} MHz, then {b.sm_hz / 1e6:,.0f} MHz")
-    told = compare(a, b, paired=False, floor=None if one_unit else UNIT_FLOOR)
-    return Row(over, this, told, (a.median_seconds, b.median_seconds), tuple(notes), unlike)
+    return Row(over, this, compare_runs(a, b, one_unit), (a.median_seconds, b.median_seconds), tuple(notes), unlike)
 
 
 def units_apart(records: Iterable[Record]) -> list[Row]:

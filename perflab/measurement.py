@@ -125,10 +125,10 @@ def speed_up(over: Measurement, this: Measurement) -> str:
     return tables.ratio(over.seconds / this.seconds) + (" (tie)" if tie else "")
 
 
-def unit_notes(units: Iterable[tuple[str, str]]) -> list[str]:
-    """A line where two that are compared, by the uuids of their GPUs, were not measured on one."""
+def unit_notes(compared: Iterable[Sequence[str]]) -> list[str]:
+    """A line where some that are compared with each other, each by the uuid of its GPU, were not all measured on one."""
     return [f"some pairs were measured on two units of this GPU: there a difference under {100 * UNIT_FLOOR:g} % is a tie"
-            ] if any(a != b for a, b in units) else []
+            ] if any(len(set(units)) > 1 for units in compared) else []
 
 
 def stale_notes(seen: Sequence[Measurement]) -> list[str]:

@@ -210,7 +210,7 @@ class Workbench:
                          tables.percent(found.flops_per_second / roof if roof else None)))
         columns = ("version", "cold median", "speed-up", "useful", of_dram, "asked", "rate", of_rate)
         origin = join(*(m.origin for m in seen), *self._ceiling_origins(chosen), CALCULATED)
-        notes = [*unit_notes((seen[0].unit, m.unit) for m in seen), *stale_notes(seen)]
+        notes = [*unit_notes([[m.unit for m in seen]]), *stale_notes(seen)]
         return Table(f"{self.study.title} on {chosen.name}, {describe(shape)}", columns, rows, origin, notes)
 
     def times(self, gpu: str | Gpu | None = None, over: str = "prefix", **fixed: Any) -> Table:
@@ -223,7 +223,7 @@ class Workbench:
             found = [self._timing(bound, shape, chosen) for bound in versions]
             seen += [m for m in found if isinstance(m, Measurement)]
             ends = [m for m in (found[0], found[-1]) if isinstance(m, Measurement)]
-            units.append((ends[0].unit, ends[-1].unit) if ends else ("", ""))
+            units.append([m.unit for m in ends])
             rows.append((*self.study.facts(shape).values(),
                          *(m if isinstance(m, str) else tables.seconds(m.seconds) for m in found),
                          *([speed_up(*ends) if len(ends) == 2 else "-"] if len(found) > 1 else [])))

@@ -14,7 +14,7 @@ from typing import Any
 
 from perflab import tables
 from perflab.check import Check
-from perflab.comparison import CONFIDENCE, SLOWER, TIED, UNIT_FLOOR, Comparison, change, compare
+from perflab.comparison import CONFIDENCE, SLOWER, TIED, Comparison, change, compare, compare_runs
 from perflab.errors import PerflabError
 from perflab.gpus import Gpu
 from perflab.gpus import gpu as find_gpu
@@ -23,7 +23,7 @@ from perflab.origins import Origin, join
 from perflab.rivals import load_rivals
 from perflab.studies import NotApplicable, triple
 from perflab.tables import Table
-from perflab.timing import Series, Timing
+from perflab.timing import Timing
 from perflab.versions import occupancy_of
 from perflab.workbench import Workbench
 
@@ -186,15 +186,11 @@ def _page_of(found: Scattered) -> tuple[int, int, int]:
 
 
 # ---------------------------------------------------------------- ranks, requests, long prefixes
-def told(over: Series, this: Series, one_unit: bool, times: int = 1) -> Comparison:
-    """Times of two runs, those of `over` taken `times` times. Units of a GPU differ: across two, a call needs more."""
-    over = replace(over, samples_seconds=tuple(times * s for s in over.samples_seconds))
-    return compare(over, this, paired=False, floor=None if one_unit else UNIT_FLOOR)
-
-
 def _gain(over: Measurement, this: Measurement, times: int = 1) -> str:
-    """How many times the speed, in words, a tie called one."""
-    cost = told(over.timing.cold, this.timing.cold, over.unit == this.unit, times)
+    """How many times the speed of `over`, itself taken `times` times, in words; a tie is called one."""
+    cold = over.timing.cold
+    many = replace(cold, samples_seconds=tuple(times * s for s in cold.samples_seconds))
+    cost = compare_runs(many, this.timing.cold, over.unit == this.unit)
     return _ratio_in_words(1 / cost.ratio, cost)
 
 
@@ -208,7 +204,7 @@ def ranks(bench: Workbench, gpu: str | Gpu) -> Table:
     for whole in _one_request(bench, 64):
         both = [bench[BEST].timing(shape, gpu) for shape in (whole, replace(whole, heads=8))]
         seen += both
-        units.append((both[0].unit, both[1].unit))
+        units.append([m.unit for m in both])
         rows.append((whole.prefix, *(tables.seconds(m.seconds) for m in both), _gain(*both),
                      *(tables.percent(floor_seconds(bench, m) / m.seconds) for m in both),
                      *(f"{waves(bench, m.shape, gpu):.2f}" for m in both)))
@@ -234,7 +230,7 @@ def streams(bench: Workbench, gpu: str | Gpu) -> Table:
             notes.append(f"H={shape.heads}, prefix {shape.prefix:,}: {reason}")
             continue
         seen += found
-        units += [(found[0].unit, m.unit) for m in found[1:]]
+        units.append([m.unit for m in found])
         rows.append((shape.heads, shape.prefix, *(tables.seconds(m.seconds) for m in found),
                      *(_gain(found[0], m, m.shape.batch) for m in found[1:]),
                      *(tables.percent(floor_seconds(bench, m) / m.seconds) for m in found)))
@@ -292,7 +288,7 @@ def triton(bench: Workbench, gpu: str | Gpu) -> Table:
             continue
         ours, series = bench[BEST].timing(shape, gpu), Timing.from_dict(record.timing).cold
         theirs = series.median_seconds
-        cost = told(ours.timing.cold, series, ours.unit == record.gpu["uuid"])
+        cost = compare_runs(ours.timing.cold, series, ours.unit == record.gpu["uuid"])
         units.append((ours.unit, record.gpu["uuid"]))
         moved = known.work(shape, rival.dtype).bytes / theirs if known.work else None
         sms = chosen.sm_count
